@@ -1,0 +1,30 @@
+// AdamW (Loshchilov and Hutter, decoupled weight decay), as torch.optim.AdamW computes it without amsgrad:
+//   p <- p * (1 - lr * wd)
+//   m <- beta1 * m + (1 - beta1) * g            v <- beta2 * v + (1 - beta2) * g * g
+//   p <- p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+// fp32, one rounding per operation, in the order written in Update.
+#ifndef ZEROSHARD_WORKER_OPTIM_ADAMW_H_
+#define ZEROSHARD_WORKER_OPTIM_ADAMW_H_
+
+#include "worker/kernel_math.h"
+#include "worker/optim/update_args.h"
+
+namespace zeroshard {
+
+struct AdamW {
+  static constexpr const char* kName = "adamw";
+  static constexpr int kStates = 2;
+  static constexpr const char* kStateNames[] = {"exp_avg", "exp_avg_sq"};
+
+  static ZS_KERNEL_FN void Update(const UpdateArgs& a, float g, float& p, float& m, float& v) {
+    p = p * a.decay_factor;
+    m = m * a.beta1 + g * a.one_minus_beta1;
+    v = v * a.beta2 + a.one_minus_beta2 * g * g;
+    const float denominator = __builtin_sqrtf(v) / a.sqrt_bias_correction2 + a.eps;
+    p = p - a.step_size * m / denominator;
+  }
+};
+
+}  // namespace zeroshard
+
+#endif  // ZEROSHARD_WORKER_OPTIM_ADAMW_H_
