@@ -1,0 +1,169 @@
+#include "storage/partition.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "worker/undo_area.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr uint64_t kLine = 64;
+constexpr uint64_t kPage = 4096;
+// Frozen units are put in pieces of at least this much.
+constexpr uint64_t kMinGradientWindow = uint64_t{1} << 20;
+
+uint64_t AlignTo(uint64_t bytes, uint64_t alignment) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+
+uint64_t ChunkElements(const model::v1::EngineConfig& config) {
+  const uint64_t asked = config.sub_group_elements() == 0 ? kMaxChunkElements : config.sub_group_elements();
+  return std::clamp(AlignTo(asked, kGrainElements), kGrainElements, kMaxChunkElements);
+}
+
+}  // namespace
+
+absl::StatusOr<DType> FromProto(model::v1::DType dtype) {
+  switch (dtype) {
+    case model::v1::DTYPE_FLOAT32:
+      return DType::kFloat32;
+    case model::v1::DTYPE_BFLOAT16:
+      return DType::kBfloat16;
+    case model::v1::DTYPE_FLOAT16:
+      return DType::kFloat16;
+    default:
+      return absl::InvalidArgumentError(absl::StrCat("unknown data type ", static_cast<int>(dtype)));
+  }
+}
+
+absl::StatusOr<PartitionPlan> PartitionPlan::Create(const Layout& layout,
+                                                    const model::v1::EngineConfig& config,
+                                                    uint32_t worker, uint32_t lanes) {
+  if (worker >= layout.workers() || lanes == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("worker ", worker, " of ", layout.workers(),
+                                                   " with ", lanes, " lanes"));
+  }
+  if (config.state_slots_size() > static_cast<int>(kMaxStates)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(config.state_slots_size(), " state slots; at most ", kMaxStates));
+  }
+  if (auto dtype = FromProto(config.accumulator_dtype()); !dtype.ok()) return dtype.status();
+  PartitionPlan plan;
+  plan.state_slots_ = config.state_slots_size();
+  plan.lanes_ = lanes;
+  plan.chunk_elements_ = ChunkElements(config);
+  plan.PlanUnits(layout, config, worker);
+  plan.PlaceSections(layout, config);
+  return plan;
+}
+
+void PartitionPlan::PlanUnits(const Layout& layout, const model::v1::EngineConfig& config,
+                              uint32_t worker) {
+  const bool copied = config.window() == model::v1::WINDOW_COPY;
+  uint64_t put_bit = 0;
+  for (uint32_t u = 0; u < layout.units().size(); ++u) {
+    const Unit& unit = layout.units()[u];
+    UnitPlan plan;
+    plan.shard = layout.slice(u, worker);
+    plan.has_optimizer = unit.trainable && !config.forward_only();
+    plan.resident =
+        !copied || config.stage() < 3 || layout.persistent(u, config.persistence_threshold());
+    if (plan.has_optimizer) {
+      plan.slice = config.stage() == 0 ? GrainRange{0, unit.grains} : plan.shard;
+    }
+    plan.put_bit = put_bit;
+    put_bit += plan.shard.size();
+    plan.first_chunk = static_cast<uint32_t>(chunks_.size());
+    for (uint64_t done = 0; done < plan.slice.elements(); done += chunk_elements_) {
+      chunks_.push_back({.unit = u,
+                         .begin = plan.slice.first_element() + done,
+                         .elements = std::min(chunk_elements_, plan.slice.elements() - done)});
+    }
+    plan.chunks = static_cast<uint32_t>(chunks_.size()) - plan.first_chunk;
+    units_.push_back(plan);
+  }
+}
+
+void PartitionPlan::PlaceSections(const Layout& layout, const model::v1::EngineConfig& config) {
+  uint64_t put_bits = 0;
+  for (const UnitPlan& unit : units_) put_bits += unit.shard.size();
+  undo_offset_ = sizeof(PartitionHeader);
+  undo_bytes_ = UndoArea::BytesNeeded(lanes_, std::max<uint32_t>(1, chunks_.size()));
+  put_bitmap_offset_ = AlignTo(undo_offset_ + undo_bytes_, kLine);
+  uint64_t offset = AlignTo(put_bitmap_offset_ + AlignTo(put_bits, 64) / 8, kLine);
+  const uint64_t accumulator_bytes = SizeOf(*FromProto(config.accumulator_dtype()));
+
+  // Every slice is a whole number of grains, so every part is a multiple of 512 bytes.
+  auto place = [&](uint64_t elements, uint64_t element_bytes, uint64_t& total) {
+    const uint64_t at = offset;
+    offset += elements * element_bytes;
+    total += elements * element_bytes;
+    return at;
+  };
+  for (UnitPlan& unit : units_) {
+    if (unit.has_optimizer) unit.accumulator = place(unit.slice.elements(), accumulator_bytes, totals_.accumulator);
+  }
+  for (uint32_t u = 0; u < units_.size(); ++u) {
+    const bool own_master = layout.units()[u].dtype != DType::kFloat32 || config.stage() == 0;
+    if (units_[u].has_optimizer && own_master) {
+      units_[u].master = place(units_[u].slice.elements(), sizeof(float), totals_.master);
+    }
+  }
+  for (uint32_t slot = 0; slot < state_slots_; ++slot) {
+    for (UnitPlan& unit : units_) {
+      if (unit.has_optimizer) {
+        unit.state[slot] = place(unit.slice.elements(), sizeof(float), totals_.state[slot]);
+      }
+    }
+  }
+  for (uint32_t u = 0; u < units_.size(); ++u) {
+    if (units_[u].resident) continue;
+    units_[u].shard_data =
+        place(units_[u].shard.elements(), SizeOf(layout.units()[u].dtype), totals_.shards);
+  }
+  bytes_ = AlignTo(offset, kPage);
+  totals_.records = bytes_ - totals_.accumulator - totals_.master - totals_.state[0] -
+                    totals_.state[1] - totals_.shards;
+}
+
+bool UsesLocalAccumulators(const model::v1::EngineConfig& config) {
+  return config.stage() == 1 && config.accumulation_steps() > 1 && !config.ranks_first() &&
+         !config.forward_only();
+}
+
+std::vector<uint64_t> LocalAccumulatorOffsets(const Layout& layout) {
+  std::vector<uint64_t> offsets;
+  uint64_t offset = 0;
+  for (const Unit& unit : layout.units()) {
+    offsets.push_back(offset);
+    if (unit.trainable) offset += unit.elements() * sizeof(float);
+  }
+  return offsets;
+}
+
+uint64_t LocalAccumulatorBytes(const Layout& layout, const model::v1::EngineConfig& config) {
+  if (!UsesLocalAccumulators(config)) return 0;
+  uint64_t bytes = 0;
+  for (const Unit& unit : layout.units()) {
+    if (unit.trainable) bytes += unit.elements() * sizeof(float);
+  }
+  return AlignTo(std::max<uint64_t>(bytes, 1), kPage);
+}
+
+uint64_t GradientWindowBytes(const Layout& layout, const model::v1::EngineConfig& config) {
+  uint64_t all = 0;
+  uint64_t largest = 0;
+  for (const Unit& unit : layout.units()) {
+    if (!unit.trainable || config.forward_only()) continue;
+    all += unit.bytes();
+    largest = std::max(largest, unit.bytes());
+  }
+  const uint64_t bucket = config.reduce_bucket_elements() > kMaxElements / 4
+                              ? all
+                              : config.reduce_bucket_elements() * sizeof(float);
+  const uint64_t bounded = std::min(all, std::max(bucket, 2 * largest));
+  return AlignTo(std::max(bounded, kMinGradientWindow), kPage);
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,128 @@
+// PartitionPlan: where each kind of state of one worker lies in its partition region, and how many bytes
+// each kind takes.
+//
+// A pure value computed from the layout and the engine configuration, the same in the server (which makes
+// the region and tells the ledger) and in the worker (which fills it). Immutable; any thread may read it.
+//
+// The region, every part aligned to 64 bytes:
+//   PartitionHeader | undo area | put bitmap | accumulators | master | state 0 | state 1 | shards
+// Within each of the last five, the worker's slices of the units follow one another without gaps.
+// Format page: docs/partition.md.
+#ifndef ZEROSHARD_STORAGE_PARTITION_H_
+#define ZEROSHARD_STORAGE_PARTITION_H_
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "proto/model.pb.h"
+#include "storage/layout.h"
+
+namespace zeroshard {
+
+inline constexpr uint64_t kPartitionMagic = 0x3154524150535aULL;  // "ZSPART1"
+inline constexpr uint32_t kPartitionVersion = 1;
+// Elements of a chunk unless sub_group_size asks for less.
+inline constexpr uint64_t kMaxChunkElements = 64 * 1024;
+inline constexpr uint32_t kMaxStates = 2;
+inline constexpr uint64_t kAbsent = ~uint64_t{0};
+
+struct PartitionHeader {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t worker;
+  uint64_t job_id;
+  uint64_t layout_fingerprint;
+  uint64_t bytes;
+  uint64_t formatted;  // 1, written last
+  uint64_t reserved[2];
+};
+static_assert(sizeof(PartitionHeader) == 64);
+
+// One worker's part of one unit. Offsets are bytes in the region, kAbsent where the kind does not exist.
+struct UnitPlan {
+  GrainRange slice;     // grains whose optimizer state this worker holds; at stage 0 the whole unit
+  GrainRange shard;     // grains whose parameters this worker is responsible for
+  bool has_optimizer = false;
+  bool resident = true;  // the parameters at rest lie in the window, not in a partition
+  uint64_t accumulator = kAbsent;
+  uint64_t master = kAbsent;  // absent also where the fp32 parameter is its own master
+  uint64_t state[kMaxStates] = {kAbsent, kAbsent};
+  uint64_t shard_data = kAbsent;
+  uint32_t first_chunk = 0;  // chunks of `slice`, consecutive
+  uint32_t chunks = 0;
+  uint64_t put_bit = 0;  // first bit of `shard` in the put bitmap
+};
+
+// A run of whole grains of one unit that is computed and protected together.
+struct ChunkPlan {
+  uint32_t unit = 0;
+  uint64_t begin = 0;  // first element within the unit
+  uint64_t elements = 0;
+};
+
+// Bytes by kind of state, for the ledger.
+struct PartitionBytes {
+  uint64_t accumulator = 0;
+  uint64_t master = 0;
+  uint64_t state[kMaxStates] = {0, 0};
+  uint64_t shards = 0;
+  uint64_t records = 0;  // header, undo area, put bitmap, alignment
+};
+
+class PartitionPlan {
+ public:
+  // `lanes`: compute threads of the worker. InvalidArgument for worker >= layout.workers(), lanes == 0, an
+  // unknown data type or more state slots than kMaxStates.
+  static absl::StatusOr<PartitionPlan> Create(const Layout& layout,
+                                              const model::v1::EngineConfig& config,
+                                              uint32_t worker, uint32_t lanes);
+
+  const UnitPlan& unit(uint32_t unit) const { return units_[unit]; }
+  std::span<const ChunkPlan> chunks() const { return chunks_; }
+  uint32_t state_slots() const { return state_slots_; }
+  uint64_t bytes() const { return bytes_; }  // of the whole region, a multiple of 4096
+  uint64_t undo_offset() const { return undo_offset_; }
+  uint64_t undo_bytes() const { return undo_bytes_; }
+  uint64_t put_bitmap_offset() const { return put_bitmap_offset_; }
+  const PartitionBytes& totals() const { return totals_; }
+  uint64_t chunk_elements() const { return chunk_elements_; }
+
+ private:
+  PartitionPlan() = default;
+  void PlanUnits(const Layout& layout, const model::v1::EngineConfig& config, uint32_t worker);
+  void PlaceSections(const Layout& layout, const model::v1::EngineConfig& config);
+
+  std::vector<UnitPlan> units_;
+  std::vector<ChunkPlan> chunks_;
+  uint32_t state_slots_ = 0;
+  uint32_t lanes_ = 1;
+  uint64_t chunk_elements_ = kMaxChunkElements;
+  uint64_t bytes_ = 0;
+  uint64_t undo_offset_ = 0;
+  uint64_t undo_bytes_ = 0;
+  uint64_t put_bitmap_offset_ = 0;
+  PartitionBytes totals_;
+};
+
+// Data type of the gradient accumulators, and of a proto DType in general.
+absl::StatusOr<DType> FromProto(model::v1::DType dtype);
+
+// Whether ranks accumulate micro-steps on their own before the ranks are summed (stage 1 with several
+// micro-steps, unless ranks_first): then every rank has a local accumulator region.
+bool UsesLocalAccumulators(const model::v1::EngineConfig& config);
+
+// Bytes of one rank's local accumulator region (fp32, whole trainable units in order, no gaps), and the
+// byte offset of `unit` in it. 0 without local accumulators.
+uint64_t LocalAccumulatorBytes(const Layout& layout, const model::v1::EngineConfig& config);
+std::vector<uint64_t> LocalAccumulatorOffsets(const Layout& layout);
+
+// Bytes of one rank's gradient window: all trainable units, bounded by reduce_bucket_size (two of the largest units
+// at least), and large enough to put frozen units in pieces. A multiple of 4096.
+uint64_t GradientWindowBytes(const Layout& layout, const model::v1::EngineConfig& config);
+
+}  // namespace zeroshard
+
+#endif  // ZEROSHARD_STORAGE_PARTITION_H_
