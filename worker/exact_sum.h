@@ -1,9 +1,10 @@
 // An exact, order-free sum of fp64 numbers.
 //
-// A fixed-point number wide enough for every double (2^-1074 to 2^1023) and 2^78 of them, in 68 digits of 32 bits, each
-// kept in a signed 64-bit limb so that additions need no carries; carries are propagated every 2^30 additions. The sum of
-// any numbers in any order and any partition has the same value, and after Normalize the same bytes, so it can be
-// reduced over ranks and workers in any way. Infinities and NaNs are counted as flags.
+// A fixed-point number wide enough for every double (2^-1074 to 2^1023) and 2^78 of them, in 68
+// digits of 32 bits, each kept in a signed 64-bit limb so that additions need no carries; carries
+// are propagated every 2^30 additions. The sum of any numbers in any order and any partition has
+// the same value, and after Normalize the same bytes, so it can be reduced over ranks and workers
+// in any way. Infinities and NaNs are counted as flags.
 //
 // POD (560 bytes): stored in shared memory and sent as it is, little-endian. Not synchronised.
 #ifndef ZEROSHARD_WORKER_EXACT_SUM_H_
@@ -29,7 +30,8 @@ struct ExactSum {
   // Adds another sum; exact.
   void Merge(const ExactSum& other);
 
-  // Propagates carries: all digits but the last in [0, 2^32), pending 0. Equal sums then have equal bytes.
+  // Propagates carries: all digits but the last in [0, 2^32), pending 0. Equal sums then have equal
+  // bytes.
   void Normalize();
 
   // No NaN and no infinity was added.

@@ -1,15 +1,17 @@
-// Runs an in-place pass so that a killed process's successor finishes it with the same bits (protocol and conditions:
-// worker/undo_area.h).
+// Runs an in-place pass so that a killed process's successor finishes it with the same bits
+// (protocol and conditions: worker/undo_area.h).
 //
-// Used for the optimizer update (arrays: master and states) and for `acc += sum` of micro-steps after the first (array:
-// the accumulator). Passes that only store what they computed from other memory need no protection.
+// Used for the optimizer update (arrays: master and states) and for `acc += sum` of micro-steps
+// after the first (array: the accumulator). Passes that only store what they computed from other
+// memory need no protection.
 //
 // Example:
-//   ZS_ASSIGN_OR_RETURN(auto torn, area.Recover(arrays_of));           // once, after adopting the region
-//   auto parallel_for = [&](size_t n, auto fn) { pool.ParallelFor(n, fn); };
-//   ProtectedPass pass{area, {.tag = step_tag, .op = kApply}};
-//   RunProtected(pass, chunks, parallel_for, arrays_of_chunk,
-//                [&](uint32_t chunk, uint64_t begin, uint64_t end) { ApplyUpdate(update_of(chunk), begin, end); });
+//   ZS_ASSIGN_OR_RETURN(auto torn, area.Recover(arrays_of));           // once, after adopting the
+//   region auto parallel_for = [&](size_t n, auto fn) { pool.ParallelFor(n, fn); }; ProtectedPass
+//   pass{area, {.tag = step_tag, .op = kApply}}; RunProtected(pass, chunks, parallel_for,
+//   arrays_of_chunk,
+//                [&](uint32_t chunk, uint64_t begin, uint64_t end) { ApplyUpdate(update_of(chunk),
+//                begin, end); });
 #ifndef ZEROSHARD_WORKER_PROTECTED_PASS_H_
 #define ZEROSHARD_WORKER_PROTECTED_PASS_H_
 
@@ -24,7 +26,13 @@
 namespace zeroshard {
 
 // Where a test can stop a lane.
-enum class ProtectedPoint : uint8_t { kBeforeRecord, kAfterRecord, kAfterPosition, kAfterUpdate, kAfterDone };
+enum class ProtectedPoint : uint8_t {
+  kBeforeRecord,
+  kAfterRecord,
+  kAfterPosition,
+  kAfterUpdate,
+  kAfterDone
+};
 
 struct NoProbe {
   void operator()(ProtectedPoint) const {}
@@ -37,12 +45,14 @@ struct ProtectedPass {
 
 namespace protected_internal {
 
-// Keeps the compiler from moving stores across; see undo_area.h for why the processor needs nothing.
+// Keeps the compiler from moving stores across; see undo_area.h for why the processor needs
+// nothing.
 inline void CompilerFence() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
 // Copies the group [begin, begin + elements) of the chunk's arrays into the record.
-inline void WriteRecord(LaneRecord& record, uint64_t sequence, const UndoKey& key, uint32_t chunk_index,
-                        const UndoChunk& chunk, uint64_t begin, uint32_t elements) {
+inline void WriteRecord(LaneRecord& record, uint64_t sequence, const UndoKey& key,
+                        uint32_t chunk_index, const UndoChunk& chunk, uint64_t begin,
+                        uint32_t elements) {
   record.sequence = sequence;
   record.tag = key.tag;
   record.op = key.op;
@@ -60,17 +70,19 @@ inline void WriteRecord(LaneRecord& record, uint64_t sequence, const UndoKey& ke
   }
 }
 
-// Aborts the process (a bug of ours) when the chunk cannot be protected or the lane is in the middle of another chunk.
-// Returns the first element to work on.
-uint64_t CheckedStart(const ProtectedPass& pass, uint32_t lane, uint32_t chunk_index, const UndoChunk& chunk);
+// Aborts the process (a bug of ours) when the chunk cannot be protected or the lane is in the
+// middle of another chunk. Returns the first element to work on.
+uint64_t CheckedStart(const ProtectedPass& pass, uint32_t lane, uint32_t chunk_index,
+                      const UndoChunk& chunk);
 
 }  // namespace protected_internal
 
-// Works on one chunk on one lane, from where the lane's live record stands or from the start; does nothing when the
-// chunk is done under this tag. `update(begin, end)` updates the elements [begin, end) of the chunk.
+// Works on one chunk on one lane, from where the lane's live record stands or from the start; does
+// nothing when the chunk is done under this tag. `update(begin, end)` updates the elements [begin,
+// end) of the chunk.
 template <class Update, class Probe = NoProbe>
-void RunProtectedChunk(const ProtectedPass& pass, uint32_t lane, uint32_t chunk_index, const UndoChunk& chunk,
-                       Update&& update, Probe&& probe = Probe()) {
+void RunProtectedChunk(const ProtectedPass& pass, uint32_t lane, uint32_t chunk_index,
+                       const UndoChunk& chunk, Update&& update, Probe&& probe = Probe()) {
   namespace internal = protected_internal;
   if (pass.area.IsDone(chunk_index, pass.key.tag)) return;
   uint64_t begin = internal::CheckedStart(pass, lane, chunk_index, chunk);
@@ -78,10 +90,12 @@ void RunProtectedChunk(const ProtectedPass& pass, uint32_t lane, uint32_t chunk_
   uint64_t sequence = area.header.position.load(std::memory_order_relaxed);
   while (begin < chunk.elements) {
     const uint64_t left = chunk.elements - begin;
-    const uint32_t elements = left < chunk.group_elements ? static_cast<uint32_t>(left) : chunk.group_elements;
+    const uint32_t elements =
+        left < chunk.group_elements ? static_cast<uint32_t>(left) : chunk.group_elements;
     ++sequence;
     probe(ProtectedPoint::kBeforeRecord);
-    internal::WriteRecord(area.records[sequence % 2], sequence, pass.key, chunk_index, chunk, begin, elements);
+    internal::WriteRecord(area.records[sequence % 2], sequence, pass.key, chunk_index, chunk, begin,
+                          elements);
     probe(ProtectedPoint::kAfterRecord);
     internal::CompilerFence();
     area.header.position.store(sequence, std::memory_order_release);
@@ -99,13 +113,14 @@ void RunProtectedChunk(const ProtectedPass& pass, uint32_t lane, uint32_t chunk_
   internal::CompilerFence();
 }
 
-// Runs the pass over `chunks` (distinct). First every chunk that a predecessor left in the middle is finished on its
-// own lane, then the rest is shared out; so the number of lanes and their assignment may differ from the predecessor's.
-// `parallel_for(n, fn)` calls fn(item, lane), lane < lanes <= area.lanes(), as ThreadPool::ParallelFor does.
-// `arrays_of(chunk)` returns the UndoChunk; `update(chunk, begin, end)` updates elements of that chunk.
+// Runs the pass over `chunks` (distinct). First every chunk that a predecessor left in the middle
+// is finished on its own lane, then the rest is shared out; so the number of lanes and their
+// assignment may differ from the predecessor's. `parallel_for(n, fn)` calls fn(item, lane), lane <
+// lanes <= area.lanes(), as ThreadPool::ParallelFor does. `arrays_of(chunk)` returns the UndoChunk;
+// `update(chunk, begin, end)` updates elements of that chunk.
 template <class ParallelFor, class ArraysOf, class Update>
-void RunProtected(const ProtectedPass& pass, absl::Span<const uint32_t> chunks, ParallelFor&& parallel_for,
-                  ArraysOf&& arrays_of, Update&& update) {
+void RunProtected(const ProtectedPass& pass, absl::Span<const uint32_t> chunks,
+                  ParallelFor&& parallel_for, ArraysOf&& arrays_of, Update&& update) {
   auto run = [&](uint32_t lane, uint32_t chunk) {
     RunProtectedChunk(pass, lane, chunk, arrays_of(chunk),
                       [&](uint64_t begin, uint64_t end) { update(chunk, begin, end); });
@@ -116,7 +131,8 @@ void RunProtected(const ProtectedPass& pass, absl::Span<const uint32_t> chunks, 
     if (in_flight.has_value() && in_flight->key == pass.key) torn.push_back(*in_flight);
   }
   parallel_for(torn.size(), [&](size_t item, int) { run(torn[item].lane, torn[item].chunk); });
-  parallel_for(chunks.size(), [&](size_t item, int lane) { run(static_cast<uint32_t>(lane), chunks[item]); });
+  parallel_for(chunks.size(),
+               [&](size_t item, int lane) { run(static_cast<uint32_t>(lane), chunks[item]); });
 }
 
 }  // namespace zeroshard

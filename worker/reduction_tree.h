@@ -1,17 +1,19 @@
 // The canonical order in which the gradients of the ranks are summed.
 //
-// fp32 addition is not associative, so one order is fixed for the life of a job, from the number of ranks R and the
-// group size g (stored when the job is created) alone:
+// fp32 addition is not associative, so one order is fixed for the life of a job, from the number of
+// ranks R and the group size g (stored when the job is created) alone:
 //   - ranks 0..R-1 are cut into consecutive groups of g (the last may be shorter);
-//   - inside a group: adjacent pairs are added, left + right, level by level; an odd last one passes up unchanged;
+//   - inside a group: adjacent pairs are added, left + right, level by level; an odd last one
+//   passes up unchanged;
 //   - the groups' sums are added by the same rule.
 // Example, R = 5, g = 3: ((r0 + r1) + r2) + (r3 + r4).
-// An absent input passes through: its sibling's value moves up unchanged. It is never added as 0, for x + 0 is not x
-// when x is -0.
+// An absent input passes through: its sibling's value moves up unchanged. It is never added as 0,
+// for x + 0 is not x when x is -0.
 //
-// A node of the tree is named by its interval of ranks [begin, end). A process that holds some of the ranks sums the
-// nodes of Cover(those ranks) by itself; whoever combines such partial sums makes a plan over them and gets the bits
-// of the whole tree. All types are immutable values; any thread.
+// A node of the tree is named by its interval of ranks [begin, end). A process that holds some of
+// the ranks sums the nodes of Cover(those ranks) by itself; whoever combines such partial sums
+// makes a plan over them and gets the bits of the whole tree. All types are immutable values; any
+// thread.
 #ifndef ZEROSHARD_WORKER_REDUCTION_TREE_H_
 #define ZEROSHARD_WORKER_REDUCTION_TREE_H_
 
@@ -30,8 +32,9 @@ struct TreeNode {
   friend bool operator==(const TreeNode&, const TreeNode&) = default;
 };
 
-// One step of a stack machine over blocks of numbers. kPush puts input `input` on the stack; kAddInput adds input
-// `input` to the top; kAddTop pops the top and adds it to the one below. Left operands are always the lower ones.
+// One step of a stack machine over blocks of numbers. kPush puts input `input` on the stack;
+// kAddInput adds input `input` to the top; kAddTop pops the top and adds it to the one below. Left
+// operands are always the lower ones.
 struct ReductionStep {
   enum class Kind : uint32_t { kPush, kAddInput, kAddTop };
   Kind kind = Kind::kPush;
@@ -46,8 +49,8 @@ struct ReductionProgram {
   uint32_t inputs = 0;       // number of inputs that the steps index, absent ones included
 };
 
-// How to combine given inputs (ranks or partial sums) into one node. Keep one per communication pattern and ask it for
-// a program per set of present inputs.
+// How to combine given inputs (ranks or partial sums) into one node. Keep one per communication
+// pattern and ask it for a program per set of present inputs.
 class ReductionPlan {
  public:
   uint32_t inputs() const { return inputs_; }
@@ -75,12 +78,13 @@ class ReductionTree {
   uint32_t group() const { return group_; }
   TreeNode root() const { return {0, ranks_}; }
 
-  // The fewest nodes whose ranks are exactly `ranks` (any order, duplicates ignored), in increasing order.
-  // InvalidArgument for a rank outside the tree.
+  // The fewest nodes whose ranks are exactly `ranks` (any order, duplicates ignored), in increasing
+  // order. InvalidArgument for a rank outside the tree.
   absl::StatusOr<std::vector<TreeNode>> Cover(absl::Span<const uint32_t> ranks) const;
 
-  // A plan that computes `target` from `inputs`, which are nodes of the tree, disjoint, and together make up exactly
-  // `target`; InvalidArgument otherwise. Input i of the plan is inputs[i]; their order does not change the result.
+  // A plan that computes `target` from `inputs`, which are nodes of the tree, disjoint, and
+  // together make up exactly `target`; InvalidArgument otherwise. Input i of the plan is inputs[i];
+  // their order does not change the result.
   absl::StatusOr<ReductionPlan> Plan(TreeNode target, absl::Span<const TreeNode> inputs) const;
 
   // The plan for root() from the single ranks 0..R-1.

@@ -1,26 +1,30 @@
 // The undo records of a worker: what makes in-place passes over region memory survive kill -9.
 //
-// Layout of the area, plain bytes in a shared region held by the server (all offsets from its start, 64-byte aligned):
+// Layout of the area, plain bytes in a shared region held by the server (all offsets from its
+// start, 64-byte aligned):
 //   UndoAreaHeader | lanes x LaneArea | chunks x uint64 done tag
 //
-// Protocol. A pass (an optimizer step, or `acc += sum` of one micro-step) has a tag, unique for the life of the area and
-// not 0. Each lane, one thread at a time, takes chunks, and each chunk in groups of elements:
-//   1. the bytes the group is about to change go to the lane's record that is not live (two records in turn, each
-//      describing itself);
-//   2. the lane's position, one 64-bit atomic, is set to that record's sequence number, which makes it the live one;
+// Protocol. A pass (an optimizer step, or `acc += sum` of one micro-step) has a tag, unique for the
+// life of the area and not 0. Each lane, one thread at a time, takes chunks, and each chunk in
+// groups of elements:
+//   1. the bytes the group is about to change go to the lane's record that is not live (two records
+//      in turn, each describing itself);
+//   2. the lane's position, one 64-bit atomic, is set to that record's sequence number, which makes
+//      it the live one;
 //   3. the group is updated in place;
-//   and after the last group of a chunk: done[chunk] = tag, then position = 0 (idle).
-// Compiler fences stand around the stores of 2 and of done. No hardware fence is needed: exceptions on x86 and Arm are
-// precise, so a killed process has done all stores before some point in program order and none after it, and the
-// successor maps the same memory.
-// So when a process dies, each lane has at most one torn group, and the live record holds its old bytes: a record is
-// overwritten only while the other one is live.
+//   after the last group of a chunk: done[chunk] = tag, then position = 0 (idle).
+// Compiler fences stand around the stores of the position and of done. No hardware fence is needed:
+// exceptions on x86 and Arm are precise, so a killed process has done all stores before some point
+// in program order and none after it, and the successor maps the same memory.
+// So when a process dies, each lane has at most one torn group, and the live record holds its old
+// bytes: a record is overwritten only while the other one is live.
 //
 // Conditions, for which the caller answers:
-//   - what a group's update reads beside the arrays of the record (gradients, sources, arguments) does not change until
-//     the whole pass is committed; what it writes beside them (the rounded parameter) is written in full by a redo;
-//   - two lanes never work on the same chunk, and a new pass over a chunk starts only when the last one over it is
-//     committed (noted elsewhere) or abandoned;
+//   - what a group's update reads beside the arrays of the record (gradients, sources, arguments)
+//     does not change until the whole pass is committed; what it writes beside them (the rounded
+//     parameter) is written in full by a redo;
+//   - two lanes never work on the same chunk, and a new pass over a chunk starts only when the last
+//     one over it is committed (noted elsewhere) or abandoned;
 //   - all threads run with the same MXCSR (ThreadPool sees to it);
 //   - a process that adopts an area calls Recover before anything else.
 #ifndef ZEROSHARD_WORKER_UNDO_AREA_H_
@@ -49,8 +53,8 @@ struct UndoArray {
   uint32_t element_bytes = 0;
 };
 
-// What a pass changes in one chunk. A group is `group_elements` consecutive elements (the last may be shorter); the
-// arrays' bytes of one group must fit in kUndoPayloadBytes.
+// What a pass changes in one chunk. A group is `group_elements` consecutive elements (the last may
+// be shorter); the arrays' bytes of one group must fit in kUndoPayloadBytes.
 struct UndoChunk {
   std::array<UndoArray, kMaxUndoArrays> arrays;
   uint32_t array_count = 0;
@@ -58,7 +62,8 @@ struct UndoChunk {
   uint32_t group_elements = kDefaultUndoGroup;
 };
 
-// Which pass, and what it does (the caller's own number: the resolver of Recover needs it to find the arrays).
+// Which pass, and what it does (the caller's own number: the resolver of Recover needs it to find
+// the arrays).
 struct UndoKey {
   uint64_t tag = 0;
   uint32_t op = 0;
@@ -102,7 +107,8 @@ struct UndoAreaHeader {
 };
 static_assert(sizeof(UndoAreaHeader) == 64);
 
-// A chunk that a dead process left in the middle; its elements from `next_element` on still have their old values.
+// A chunk that a dead process left in the middle; its elements from `next_element` on still have
+// their old values.
 struct UndoResume {
   uint32_t lane = 0;
   UndoKey key;
@@ -115,25 +121,30 @@ class UndoArea {
  public:
   static size_t BytesNeeded(uint32_t lanes, uint32_t chunks);
 
-  // Writes an empty area: all lanes idle, all done tags 0. InvalidArgument when `memory` is not 64-byte aligned, is
-  // smaller than BytesNeeded, or lanes or chunks is 0.
-  static absl::StatusOr<UndoArea> Format(std::byte* memory, size_t bytes, uint32_t lanes, uint32_t chunks);
+  // Writes an empty area: all lanes idle, all done tags 0. InvalidArgument when `memory` is not
+  // 64-byte aligned, is smaller than BytesNeeded, or lanes or chunks is 0.
+  static absl::StatusOr<UndoArea> Format(std::byte* memory, size_t bytes, uint32_t lanes,
+                                         uint32_t chunks);
 
-  // Adopts an area that Format wrote; DataLoss when it does not look like one or does not fit in `bytes`.
+  // Adopts an area that Format wrote; DataLoss when it does not look like one or does not fit in
+  // `bytes`.
   static absl::StatusOr<UndoArea> Adopt(std::byte* memory, size_t bytes);
 
   uint32_t lanes() const { return lanes_; }
   uint32_t chunks() const { return chunks_; }
   LaneArea& lane(uint32_t lane) const { return lane_areas_[lane]; }
   std::atomic<uint64_t>& done(uint32_t chunk) const { return done_[chunk]; }
-  bool IsDone(uint32_t chunk, uint64_t tag) const { return done_[chunk].load(std::memory_order_acquire) == tag; }
+  bool IsDone(uint32_t chunk, uint64_t tag) const {
+    return done_[chunk].load(std::memory_order_acquire) == tag;
+  }
 
   // Finds the arrays of a chunk as the dead process had them.
   using Resolver = absl::FunctionRef<absl::StatusOr<UndoChunk>(const UndoKey& key, uint32_t chunk)>;
 
-  // Puts the old bytes of every torn group back. Can be called, and die, any number of times before the pass goes on.
-  // Returns what is left in the middle, in lane order; the pass must be finished (RunProtected does it) or abandoned.
-  // DataLoss when a live record contradicts itself or the arrays; nothing is then written for that lane or later ones.
+  // Puts the old bytes of every torn group back. Can be called, and die, any number of times before
+  // the pass goes on. Returns what is left in the middle, in lane order; the pass must be finished
+  // (RunProtected does it) or abandoned. DataLoss when a live record contradicts itself or the
+  // arrays; nothing is then written for that lane or later ones.
   absl::StatusOr<std::vector<UndoResume>> Recover(Resolver resolver) const;
 
   // What lane `lane` has in the middle now; nothing when it is idle.

@@ -1,8 +1,8 @@
 // The instruction-set levels that the numeric kernels are compiled for.
 //
-// Every kernel file is compiled once per level, from the same source, without fma contraction, so all levels give the
-// same bits; the level changes speed only. The binary itself needs x86-64-v2. Kernel tables are looked up by level:
-// the program uses BestIsa(), tests run every level up to it.
+// Every kernel file is compiled once per level, from the same source, without fma contraction, so
+// all levels give the same bits; the level changes speed only. The binary itself needs x86-64-v2.
+// Kernel tables are looked up by level: the program uses BestIsa(), tests run every level up to it.
 #ifndef ZEROSHARD_DEVICE_CPU_ISA_H_
 #define ZEROSHARD_DEVICE_CPU_ISA_H_
 

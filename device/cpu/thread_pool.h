@@ -1,13 +1,16 @@
 // A fixed pool of threads for one device of a host (a NUMA node, or the whole machine).
 //
-// Owner: the worker's composition root; one pool per worker, sized out of the node's thread budget so that there are
-// never more runnable threads than cores. Nothing survives failure: the pool holds no state.
+// Owner: the worker's composition root; one pool per worker, sized out of the node's thread budget
+// so that there are never more runnable threads than cores. Nothing survives failure: the pool
+// holds no state.
 //
-// Threads: ParallelFor may be called from any thread, one call at a time (a second caller waits); never from inside a
-// task. The calling thread works as lane 0, so a pool of n lanes owns n-1 threads and n = 1 runs inline.
+// Threads: ParallelFor may be called from any thread, one call at a time (a second caller waits);
+// never from inside a task. The calling thread works as lane 0, so a pool of n lanes owns n-1
+// threads and n = 1 runs inline.
 //
-// Numerics: every lane runs with the same MXCSR (round to nearest, no flush-to-zero, no denormals-are-zero), the
-// caller's own being put back afterwards. Work is assigned statically, so results never depend on timing.
+// Numerics: every lane runs with the same MXCSR (round to nearest, no flush-to-zero, no
+// denormals-are-zero), the caller's own being put back afterwards. Work is assigned statically, so
+// results never depend on timing.
 #ifndef ZEROSHARD_DEVICE_CPU_THREAD_POOL_H_
 #define ZEROSHARD_DEVICE_CPU_THREAD_POOL_H_
 
@@ -22,13 +25,13 @@
 namespace zeroshard {
 
 struct ThreadPoolOptions {
-  int threads = 1;              // lanes, the caller's included; at least 1
-  std::vector<int> cpus;        // processors the threads may run on; empty: those of the process
-  bool pin = false;             // bind each owned thread to one processor of `cpus`, in turn
+  int threads = 1;        // lanes, the caller's included; at least 1
+  std::vector<int> cpus;  // processors the threads may run on; empty: those of the process
+  bool pin = false;       // bind each owned thread to one processor of `cpus`, in turn
 };
 
-// The processors of NUMA node `node` that this process may use; NotFound when there is no such node or none is
-// allowed.
+// The processors of NUMA node `node` that this process may use; NotFound when there is no such node
+// or none is allowed.
 absl::StatusOr<std::vector<int>> CpusOfNumaNode(int node);
 
 // The processors that this process may use, in increasing order.
@@ -39,10 +42,12 @@ struct ItemRange {
   size_t end = 0;
 };
 
-// The items of `lane`: [items*lane/lanes, items*(lane+1)/lanes), contiguous and in order.
+// The items of `lane`: [ceil(items*lane/lanes), ceil(items*(lane+1)/lanes)), contiguous and in
+// order, so that a single item falls to lane 0.
 ItemRange ItemsOfLane(size_t items, int lane, int lanes);
 
-// Holds the floating-point control state that all kernels run under, for the life of the object, on this thread.
+// Holds the floating-point control state that all kernels run under, for the life of the object, on
+// this thread.
 class ScopedKernelFloatState {
  public:
   ScopedKernelFloatState();
@@ -64,8 +69,8 @@ class ThreadPool {
 
   int lanes() const { return lanes_; }
 
-  // Calls fn(item, lane) once for each item in [0, items), each lane its ItemsOfLane in increasing order; returns
-  // when all are done. What the tasks wrote is visible to the caller then.
+  // Calls fn(item, lane) once for each item in [0, items), each lane its ItemsOfLane in increasing
+  // order; returns when all are done. What the tasks wrote is visible to the caller then.
   void ParallelFor(size_t items, absl::FunctionRef<void(size_t item, int lane)> fn);
 
  private:

@@ -1,4 +1,5 @@
-// AdamW (Loshchilov and Hutter, decoupled weight decay), as torch.optim.AdamW computes it without amsgrad:
+// AdamW (Loshchilov and Hutter, decoupled weight decay), as torch.optim.AdamW computes it without
+// amsgrad:
 //   p <- p * (1 - lr * wd)
 //   m <- beta1 * m + (1 - beta1) * g            v <- beta2 * v + (1 - beta2) * g * g
 //   p <- p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)

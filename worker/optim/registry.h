@@ -1,5 +1,5 @@
-// The optimizers this build knows. To add one: a header with a functor like those beside this file, a line in
-// ZS_FOR_EACH_OPTIMIZER, and a value of OptimizerKind (never reused: it is stored in checkpoints).
+// What is known about each optimizer outside the kernels: names, state slots, ledger, limits of its
+// hyperparameters.
 #ifndef ZEROSHARD_WORKER_OPTIM_REGISTRY_H_
 #define ZEROSHARD_WORKER_OPTIM_REGISTRY_H_
 
@@ -10,23 +10,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "worker/optim/adam.h"
-#include "worker/optim/adamw.h"
-#include "worker/optim/sgd.h"
+#include "worker/optim/optimizer_kind.h"
 #include "worker/optim/update_args.h"
 
-#define ZS_FOR_EACH_OPTIMIZER(X) \
-  X(kAdamW, AdamW)               \
-  X(kAdam, Adam)                 \
-  X(kSgd, Sgd)                   \
-  X(kSgdMomentum, SgdMomentum)
-
 namespace zeroshard {
-
-enum class OptimizerKind : uint8_t { kAdamW = 0, kAdam = 1, kSgd = 2, kSgdMomentum = 3 };
-
-inline constexpr int kOptimizerKinds = 4;
-inline constexpr int kMaxStateSlots = 2;
 
 // One array of optimizer state, of one element per parameter.
 struct StateSlot {
@@ -51,8 +38,9 @@ const OptimizerInfo& GetOptimizerInfo(OptimizerKind kind);
 // By exact name; InvalidArgument lists the known ones.
 absl::StatusOr<OptimizerKind> ParseOptimizerKind(std::string_view name);
 
-// InvalidArgument naming the first field that torch.optim would refuse or that is not finite: lr, eps, weight_decay
-// negative; betas outside [0, 1); momentum negative; nesterov without momentum or with dampening.
+// InvalidArgument naming the first field that torch.optim would refuse or that is not finite: lr,
+// eps, weight_decay negative; betas outside [0, 1); momentum negative; nesterov without momentum or
+// with dampening.
 absl::Status ValidateHyperparameters(OptimizerKind kind, const Hyperparameters& hyperparameters);
 
 }  // namespace zeroshard

@@ -1,10 +1,11 @@
 // Stochastic gradient descent, as torch.optim.SGD computes it:
 //   g <- g + wd * p   (only when wd is not 0)
-//   with momentum:  b <- g at the parameter's first update, else  momentum * b + (1 - dampening) * g
+//   with momentum:  b <- g at the parameter's first update, else  momentum * b + (1 - dampening) *
+//   g
 //                   g <- b, or with nesterov  g + momentum * b
 //   p <- p - lr * g
-// A group with momentum 0 in a job whose other groups have momentum gets first_step in every step, which is the
-// formula without momentum. fp32, one rounding per operation.
+// A group with momentum 0 in a job whose other groups have momentum gets first_step in every step,
+// which is the formula without momentum. fp32, one rounding per operation.
 #ifndef ZEROSHARD_WORKER_OPTIM_SGD_H_
 #define ZEROSHARD_WORKER_OPTIM_SGD_H_
 

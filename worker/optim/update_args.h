@@ -1,8 +1,10 @@
-// What one optimizer update needs to know beside the tensors, rounded once to the fp32 numbers the kernels use.
+// What one optimizer update needs to know beside the tensors, rounded once to the fp32 numbers the
+// kernels use.
 //
-// The arguments of a step are part of the step's decision: made once, stored before the first group is touched, and
-// never computed again (a learning rate or a loss scale could have moved). MakeUpdateArgs is nevertheless a pure
-// function without libm calls, so every machine computes the same bits from the same inputs.
+// The arguments of a step are part of the step's decision: made once, stored before the first group
+// is touched, and never computed again (a learning rate or a loss scale could have moved).
+// MakeUpdateArgs is nevertheless a pure function without libm calls, so every machine computes the
+// same bits from the same inputs.
 #ifndef ZEROSHARD_WORKER_OPTIM_UPDATE_ARGS_H_
 #define ZEROSHARD_WORKER_OPTIM_UPDATE_ARGS_H_
 
@@ -10,7 +12,8 @@
 
 namespace zeroshard {
 
-// The user's numbers for one parameter group. Fields that an optimizer does not know are ignored by it.
+// The user's numbers for one parameter group. Fields that an optimizer does not know are ignored by
+// it.
 struct Hyperparameters {
   double lr = 1e-3;
   double beta1 = 0.9;
@@ -22,12 +25,13 @@ struct Hyperparameters {
   bool nesterov = false;
 };
 
-// POD, stored in the ledger as it is. The formulas are those of torch.optim; `step` counts the updates of the
-// parameter itself, this one included (1 at the first), for a parameter without gradient is skipped.
+// POD, stored in the ledger as it is. The formulas are those of torch.optim; `step` counts the
+// updates of the parameter itself, this one included (1 at the first), for a parameter without
+// gradient is skipped.
 struct UpdateArgs {
   float lr = 0;
   float weight_decay = 0;
-  float decay_factor = 1;           // 1 - lr * weight_decay (AdamW)
+  float decay_factor = 1;  // 1 - lr * weight_decay (AdamW)
   float beta1 = 0;
   float one_minus_beta1 = 1;
   float beta2 = 0;
@@ -37,8 +41,8 @@ struct UpdateArgs {
   float sqrt_bias_correction2 = 1;  // sqrt(1 - beta2^step) (Adam, AdamW)
   float momentum = 0;
   float one_minus_dampening = 1;
-  uint32_t first_step = 0;          // SGD: the momentum buffer is set to the gradient, not blended (0 or 1)
-  uint32_t nesterov = 0;            // 0 or 1
+  uint32_t first_step = 0;  // SGD: the momentum buffer is set to the gradient, not blended (0 or 1)
+  uint32_t nesterov = 0;    // 0 or 1
 };
 static_assert(sizeof(UpdateArgs) == 56);
 

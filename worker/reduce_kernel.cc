@@ -1,0 +1,99 @@
+#include "worker/reduce_kernel.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "worker/reduce_table.h"
+
+namespace zeroshard {
+namespace {
+
+using reduce_internal::ReduceTable;
+
+constexpr uint32_t kBlock = 256;
+
+static_assert(static_cast<int>(DType::kFloat32) == 0 && static_cast<int>(DType::kBfloat16) == 1 &&
+              static_cast<int>(DType::kFloat16) == 2);
+static_assert(static_cast<int>(AccumulateMode::kStore) == 0 &&
+              static_cast<int>(AccumulateMode::kAdd) == 1);
+
+const ReduceTable& TableOf(Isa isa) {
+  switch (isa) {
+    case Isa::kX86V4:
+      return reduce_internal::kReduceTableV4;
+    case Isa::kX86V3:
+      return reduce_internal::kReduceTableV3;
+    case Isa::kX86V2:
+      break;
+  }
+  return reduce_internal::kReduceTableV2;
+}
+
+Isa ChosenIsa() {
+  static const Isa isa = BestIsa();
+  return isa;
+}
+
+struct BlockStack {
+  alignas(64) float blocks[kMaxReductionDepth][kBlock];
+};
+
+// Runs the program on elements [begin, begin + elements) and returns the block with the sum.
+const float* SumBlock(const ReduceTable& table, const ReductionProgram& program,
+                      absl::Span<const ReduceSource> sources, uint64_t begin, uint32_t elements,
+                      BlockStack& stack) {
+  float(*top)[kBlock] = stack.blocks - 1;
+  for (const ReductionStep& step : program.steps) {
+    if (step.kind == ReductionStep::Kind::kAddTop) {
+      table.add_block(top[-1], top[0], elements);
+      --top;
+      continue;
+    }
+    const ReduceSource& source = sources[step.input];
+    const int dtype = static_cast<int>(source.dtype);
+    const int weighted = source.weighted ? 1 : 0;
+    if (step.kind == ReductionStep::Kind::kPush) {
+      ++top;
+      table.load[dtype][weighted](*top, source.data, begin, elements, source.weight);
+    } else {
+      table.add[dtype][weighted](*top, source.data, begin, elements, source.weight);
+    }
+  }
+  return *top;
+}
+
+}  // namespace
+
+void ReduceOn(Isa isa, const ReductionProgram& program, absl::Span<const ReduceSource> sources,
+              const Accumulator& accumulator, size_t begin, size_t end) {
+  if (program.steps.empty()) return;
+  ZS_CHECK(program.stack_depth <= kMaxReductionDepth, "reduction tree too deep");
+  ZS_CHECK(program.inputs == sources.size(), "sources do not match the program");
+  const ReduceTable& table = TableOf(isa);
+  const auto store =
+      table.store[static_cast<int>(accumulator.dtype)][static_cast<int>(accumulator.mode)];
+  BlockStack stack;
+  for (uint64_t at = begin; at < end; at += kBlock) {
+    const auto elements = static_cast<uint32_t>(std::min<uint64_t>(kBlock, end - at));
+    store(SumBlock(table, program, sources, at, elements, stack), accumulator.data, at, elements);
+  }
+}
+
+void Reduce(const ReductionProgram& program, absl::Span<const ReduceSource> sources,
+            const Accumulator& accumulator, size_t begin, size_t end) {
+  ReduceOn(ChosenIsa(), program, sources, accumulator, begin, end);
+}
+
+void ConvertElements(const void* source, DType from, void* destination, DType to, size_t elements) {
+  const ReduceTable& table = TableOf(ChosenIsa());
+  const auto load = table.load[static_cast<int>(from)][0];
+  const auto store = table.store[static_cast<int>(to)][0];
+  alignas(64) float block[kBlock];
+  for (uint64_t at = 0; at < elements; at += kBlock) {
+    const auto count = static_cast<uint32_t>(std::min<uint64_t>(kBlock, elements - at));
+    load(block, source, at, count, 1.0f);
+    store(block, destination, at, count);
+  }
+}
+
+}  // namespace zeroshard
