@@ -58,7 +58,7 @@ static void VisitParts(const BoardShape& shape, Visit&& visit) {
   visit.template operator()<std::atomic<uint64_t>>(w * DirtyWords(shape));
   visit.template operator()<std::atomic<uint64_t>>(p);
   visit.template operator()<std::atomic<uint32_t>>(w * u);
-  visit.template operator()<std::atomic<uint32_t>>(r * u);
+  visit.template operator()<std::atomic<uint64_t>>(r * u);
   visit.template operator()<std::atomic<uint32_t>>(u);
 }
 
@@ -88,7 +88,7 @@ Board::Board(std::span<std::byte> memory, const BoardShape& shape)
   dirty_ = reinterpret_cast<std::atomic<uint64_t>*>(parts[9]);
   update_counts_ = reinterpret_cast<std::atomic<uint64_t>*>(parts[10]);
   initialized_ = reinterpret_cast<std::atomic<uint32_t>*>(parts[11]);
-  pins_ = reinterpret_cast<std::atomic<uint32_t>*>(parts[12]);
+  pins_ = reinterpret_cast<std::atomic<uint64_t>*>(parts[12]);
   evicting_ = reinterpret_cast<std::atomic<uint32_t>*>(parts[13]);
 }
 

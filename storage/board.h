@@ -66,11 +66,16 @@ struct StepInput {
 };
 
 struct alignas(64) RankSlot {
-  std::atomic<uint64_t> attached;   // generation of the attached process, 0 for none
-  std::atomic<uint64_t> order_end;  // attempt << 32 | collective gathers posted in it
-  std::atomic<Tag> micro_end;       // the last micro-step whose scatters are all posted
-  std::atomic<uint64_t> arrival;    // attempt for which `input` and the user_state are complete
-  std::atomic<uint64_t> put_tag;    // identity of the put below; rises by one
+  std::atomic<uint64_t> attached;     // generation of the attached process, 0 for none
+  std::atomic<uint64_t> activity;     // requests received; tells a slow rank from a stuck one
+  std::atomic<uint64_t> posted;       // the last scatter, micro end or step whose effects are complete
+  std::atomic<uint64_t> order_start;  // request id << 24 | index at which its first gather stands
+  std::atomic<uint64_t> order_end;    // attempt << 32 | collective gathers posted in it
+  std::atomic<Tag> micro_end;         // the last micro-step whose scatters are all posted
+  uint64_t arrival_request;           // id of the step request behind `arrival`
+  uint64_t arrival_attempt;
+  std::atomic<uint64_t> arrival;  // attempt for which `input` and the user_state are complete
+  std::atomic<uint64_t> put_tag;  // identity of the put below; rises by one
   uint32_t put_unit;
   uint32_t reserved;
   uint64_t put_offset, put_elements, put_window_offset;
@@ -153,7 +158,8 @@ struct alignas(64) BoardHeader {
   std::atomic<uint64_t> attempt;  // the step in flight, from 1
   std::atomic<uint64_t> commit;   // last committed attempt << 1 | index of its JobNumbers
   std::atomic<uint64_t> epoch;    // raised with every change of parameters
-  std::atomic<uint64_t> poisoned;  // generation << 8 | status code, 0 while alive
+  std::atomic<uint64_t> poison_claim;  // generation of the one who writes the text
+  std::atomic<uint64_t> poisoned;      // generation << 8 | status code, 0 while alive
   char poison_text[kPoisonTextBytes];
   JobNumbers numbers[2];
   Decision decision;
@@ -198,8 +204,8 @@ class Board {
   }
   // Copied windows: the epoch that some rank waits for.
   std::atomic<uint64_t>& wanted(uint32_t unit) const { return wanted_[unit]; }
-  // Copied windows: gathers without release of `rank`.
-  std::atomic<uint32_t>& pins(uint32_t rank, uint32_t unit) const {
+  // Copied windows: request id << 16 | gathers without release of `rank`.
+  std::atomic<uint64_t>& pins(uint32_t rank, uint32_t unit) const {
     return pins_[uint64_t{rank} * shape_.units + unit];
   }
   // Copied windows: 1 while the unit's pages are given back.
@@ -241,7 +247,7 @@ class Board {
   std::atomic<uint64_t>* dirty_ = nullptr;
   std::atomic<uint64_t>* update_counts_ = nullptr;
   std::atomic<uint32_t>* initialized_ = nullptr;
-  std::atomic<uint32_t>* pins_ = nullptr;
+  std::atomic<uint64_t>* pins_ = nullptr;
   std::atomic<uint32_t>* evicting_ = nullptr;
 };
 

@@ -58,6 +58,31 @@ absl::StatusOr<PartitionPlan> PartitionPlan::Create(const Layout& layout,
   return plan;
 }
 
+absl::StatusOr<PartitionPlan> PartitionPlan::CreateLocal(const Layout& layout,
+                                                         const model::v1::EngineConfig& config,
+                                                         uint32_t lanes) {
+  if (lanes == 0) return absl::InvalidArgumentError("0 lanes");
+  PartitionPlan plan;
+  plan.lanes_ = lanes;
+  plan.chunk_elements_ = ChunkElements(config);
+  for (uint32_t u = 0; u < layout.units().size(); ++u) {
+    UnitPlan unit;
+    unit.has_optimizer = layout.units()[u].trainable;
+    if (unit.has_optimizer) unit.slice = {0, layout.units()[u].grains};
+    plan.PlanChunks(unit, u);
+    plan.units_.push_back(unit);
+  }
+  uint64_t offset = plan.PlaceRecords();
+  for (UnitPlan& unit : plan.units_) {
+    if (!unit.has_optimizer) continue;
+    unit.accumulator =
+        Place(offset, unit.slice.elements() * sizeof(float), plan.totals_.accumulator);
+  }
+  plan.bytes_ = AlignTo(offset, kPage);
+  plan.totals_.records = plan.bytes_ - plan.totals_.accumulator;
+  return plan;
+}
+
 void PartitionPlan::PlanUnits(const Layout& layout, const model::v1::EngineConfig& config,
                               uint32_t worker) {
   const bool copied = config.window() == model::v1::WINDOW_COPY;
@@ -74,53 +99,62 @@ void PartitionPlan::PlanUnits(const Layout& layout, const model::v1::EngineConfi
     }
     plan.put_bit = put_bit;
     put_bit += plan.shard.size();
-    plan.first_chunk = static_cast<uint32_t>(chunks_.size());
-    for (uint64_t done = 0; done < plan.slice.elements(); done += chunk_elements_) {
-      chunks_.push_back({.unit = u,
-                         .begin = plan.slice.first_element() + done,
-                         .elements = std::min(chunk_elements_, plan.slice.elements() - done)});
-    }
-    plan.chunks = static_cast<uint32_t>(chunks_.size()) - plan.first_chunk;
+    PlanChunks(plan, u);
     units_.push_back(plan);
   }
 }
 
-void PartitionPlan::PlaceSections(const Layout& layout, const model::v1::EngineConfig& config) {
+void PartitionPlan::PlanChunks(UnitPlan& plan, uint32_t unit) {
+  plan.first_chunk = static_cast<uint32_t>(chunks_.size());
+  for (uint64_t done = 0; done < plan.slice.elements(); done += chunk_elements_) {
+    chunks_.push_back({.unit = unit,
+                       .begin = plan.slice.first_element() + done,
+                       .elements = std::min(chunk_elements_, plan.slice.elements() - done)});
+  }
+  plan.chunks = static_cast<uint32_t>(chunks_.size()) - plan.first_chunk;
+}
+
+uint64_t PartitionPlan::PlaceRecords() {
   uint64_t put_bits = 0;
   for (const UnitPlan& unit : units_) put_bits += unit.shard.size();
   undo_offset_ = sizeof(PartitionHeader);
   undo_bytes_ = UndoArea::BytesNeeded(lanes_, std::max<uint32_t>(1, chunks_.size()));
   put_bitmap_offset_ = AlignTo(undo_offset_ + undo_bytes_, kLine);
-  uint64_t offset = AlignTo(put_bitmap_offset_ + AlignTo(put_bits, 64) / 8, kLine);
-  const uint64_t accumulator_bytes = SizeOf(*FromProto(config.accumulator_dtype()));
+  return AlignTo(put_bitmap_offset_ + AlignTo(put_bits, 64) / 8, kLine);
+}
 
+uint64_t PartitionPlan::Place(uint64_t& offset, uint64_t bytes, uint64_t& total) {
+  const uint64_t at = offset;
+  offset += bytes;
+  total += bytes;
+  return at;
+}
+
+void PartitionPlan::PlaceSections(const Layout& layout, const model::v1::EngineConfig& config) {
   // Every slice is a whole number of grains, so every part is a multiple of 512 bytes.
-  auto place = [&](uint64_t elements, uint64_t element_bytes, uint64_t& total) {
-    const uint64_t at = offset;
-    offset += elements * element_bytes;
-    total += elements * element_bytes;
-    return at;
-  };
+  uint64_t offset = PlaceRecords();
+  const uint64_t accumulator_bytes = SizeOf(*FromProto(config.accumulator_dtype()));
   for (UnitPlan& unit : units_) {
-    if (unit.has_optimizer) unit.accumulator = place(unit.slice.elements(), accumulator_bytes, totals_.accumulator);
+    if (!unit.has_optimizer) continue;
+    unit.accumulator =
+        Place(offset, unit.slice.elements() * accumulator_bytes, totals_.accumulator);
   }
   for (uint32_t u = 0; u < units_.size(); ++u) {
+    // At stage 0 every worker updates a whole replica, so even fp32 parameters need a master of their own.
     const bool own_master = layout.units()[u].dtype != DType::kFloat32 || config.stage() == 0;
-    if (units_[u].has_optimizer && own_master) {
-      units_[u].master = place(units_[u].slice.elements(), sizeof(float), totals_.master);
-    }
+    if (!units_[u].has_optimizer || !own_master) continue;
+    units_[u].master = Place(offset, units_[u].slice.elements() * sizeof(float), totals_.master);
   }
   for (uint32_t slot = 0; slot < state_slots_; ++slot) {
     for (UnitPlan& unit : units_) {
-      if (unit.has_optimizer) {
-        unit.state[slot] = place(unit.slice.elements(), sizeof(float), totals_.state[slot]);
-      }
+      if (!unit.has_optimizer) continue;
+      unit.state[slot] = Place(offset, unit.slice.elements() * sizeof(float), totals_.state[slot]);
     }
   }
   for (uint32_t u = 0; u < units_.size(); ++u) {
     if (units_[u].resident) continue;
     units_[u].shard_data =
-        place(units_[u].shard.elements(), SizeOf(layout.units()[u].dtype), totals_.shards);
+        Place(offset, units_[u].shard.elements() * SizeOf(layout.units()[u].dtype), totals_.shards);
   }
   bytes_ = AlignTo(offset, kPage);
   totals_.records = bytes_ - totals_.accumulator - totals_.master - totals_.state[0] -
@@ -130,25 +164,6 @@ void PartitionPlan::PlaceSections(const Layout& layout, const model::v1::EngineC
 bool UsesLocalAccumulators(const model::v1::EngineConfig& config) {
   return config.stage() == 1 && config.accumulation_steps() > 1 && !config.ranks_first() &&
          !config.forward_only();
-}
-
-std::vector<uint64_t> LocalAccumulatorOffsets(const Layout& layout) {
-  std::vector<uint64_t> offsets;
-  uint64_t offset = 0;
-  for (const Unit& unit : layout.units()) {
-    offsets.push_back(offset);
-    if (unit.trainable) offset += unit.elements() * sizeof(float);
-  }
-  return offsets;
-}
-
-uint64_t LocalAccumulatorBytes(const Layout& layout, const model::v1::EngineConfig& config) {
-  if (!UsesLocalAccumulators(config)) return 0;
-  uint64_t bytes = 0;
-  for (const Unit& unit : layout.units()) {
-    if (unit.trainable) bytes += unit.elements() * sizeof(float);
-  }
-  return AlignTo(std::max<uint64_t>(bytes, 1), kPage);
 }
 
 uint64_t GradientWindowBytes(const Layout& layout, const model::v1::EngineConfig& config) {

@@ -79,6 +79,11 @@ class PartitionPlan {
   static absl::StatusOr<PartitionPlan> Create(const Layout& layout,
                                               const model::v1::EngineConfig& config,
                                               uint32_t worker, uint32_t lanes);
+  // One rank's local accumulators (stage 1 with several micro-steps): the same kind of region with fp32
+  // accumulators of whole trainable units and nothing else.
+  static absl::StatusOr<PartitionPlan> CreateLocal(const Layout& layout,
+                                                   const model::v1::EngineConfig& config,
+                                                   uint32_t lanes);
 
   const UnitPlan& unit(uint32_t unit) const { return units_[unit]; }
   std::span<const ChunkPlan> chunks() const { return chunks_; }
@@ -93,7 +98,12 @@ class PartitionPlan {
  private:
   PartitionPlan() = default;
   void PlanUnits(const Layout& layout, const model::v1::EngineConfig& config, uint32_t worker);
+  void PlanChunks(UnitPlan& plan, uint32_t unit);
   void PlaceSections(const Layout& layout, const model::v1::EngineConfig& config);
+  // Places the header, the undo area and the put bitmap; returns the offset after them.
+  uint64_t PlaceRecords();
+  // Takes room for `elements`, adds it to `total`, and returns where it is.
+  static uint64_t Place(uint64_t& offset, uint64_t bytes, uint64_t& total);
 
   std::vector<UnitPlan> units_;
   std::vector<ChunkPlan> chunks_;
@@ -113,11 +123,6 @@ absl::StatusOr<DType> FromProto(model::v1::DType dtype);
 // Whether ranks accumulate micro-steps on their own before the ranks are summed (stage 1 with several
 // micro-steps, unless ranks_first): then every rank has a local accumulator region.
 bool UsesLocalAccumulators(const model::v1::EngineConfig& config);
-
-// Bytes of one rank's local accumulator region (fp32, whole trainable units in order, no gaps), and the
-// byte offset of `unit` in it. 0 without local accumulators.
-uint64_t LocalAccumulatorBytes(const Layout& layout, const model::v1::EngineConfig& config);
-std::vector<uint64_t> LocalAccumulatorOffsets(const Layout& layout);
 
 // Bytes of one rank's gradient window: all trainable units, bounded by reduce_bucket_size (two of the largest units
 // at least), and large enough to put frozen units in pieces. A multiple of 4096.
