@@ -1,0 +1,139 @@
+#include <array>
+
+#include "server/ds_config_keys.h"
+
+// What each optimizer and each learning-rate schedule takes as parameters.
+
+namespace zeroshard {
+namespace {
+
+using enum KeyType;
+using enum KeyStatus;
+
+constexpr double kCount = 9223372036854775807.0;
+constexpr double kSmallest = std::numeric_limits<double>::denorm_min();
+
+constexpr std::string_view kOwnKernel = "the workers' own optimizer is used";
+constexpr KeySpec kMaxGradNorm = {"optimizer.params.max_grad_norm", kFloat, "", kRefused,
+                                  "write the top-level key gradient_clipping instead"};
+constexpr KeySpec kAmsgrad = {"optimizer.params.amsgrad",        kBool, "false", kRefused,
+                              "DeepSpeed has no AMSGrad either", 0,     0,       kStrict};
+
+constexpr KeySpec Rate(std::string_view path, std::string_view value, std::string_view note) {
+  return {path, kFloat, value, kHonoured, note, 0, kNoLimit, kStrict};
+}
+constexpr KeySpec Flag(std::string_view path, std::string_view value, KeyStatus status,
+                       std::string_view note) {
+  return {path, kBool, value, status, note, 0, 0, kStrict};
+}
+
+constexpr std::array kAdam = std::to_array<KeySpec>({
+    Rate("optimizer.params.lr", "0.001", ""),
+    {"optimizer.params.betas", kFloatPair, "[0.9, 0.999]", kHonoured, "", 0, 1, kStrict},
+    Rate("optimizer.params.eps", "1e-08", ""),
+    Rate("optimizer.params.weight_decay", "0", "torch.optim.AdamW's own default is 0.01"),
+    Flag("optimizer.params.bias_correction", "true", kHonoured, ""),
+    kAmsgrad,
+    Flag("optimizer.params.adam_w_mode", "true", kHonoured,
+         "false with Adam: weight decay is added to the gradient (L2)"),
+    Flag("optimizer.params.torch_adam", "false", kNoEffect, kOwnKernel),
+    Flag("optimizer.params.fp32_optimizer_states", "true", kRefused,
+         "optimizer states are fp32 in this build"),
+    kMaxGradNorm,
+});
+
+constexpr std::array kSgd = std::to_array<KeySpec>({
+    Rate("optimizer.params.lr", "0.001", ""),
+    Rate("optimizer.params.momentum", "0", ""),
+    {"optimizer.params.dampening", kFloat, "0", kHonoured, "", -kNoLimit, kNoLimit, kStrict},
+    Rate("optimizer.params.weight_decay", "0", "L2, as in torch.optim.SGD"),
+    Flag("optimizer.params.nesterov", "false", kHonoured, "needs momentum and no dampening"),
+    Flag("optimizer.params.maximize", "false", kRefused, "change the sign of the loss"),
+    {"optimizer.params.foreach", kBool, "null", kNoEffect, kOwnKernel, 0, 0, kStrict | kNullable},
+    {"optimizer.params.fused", kBool, "null", kNoEffect, kOwnKernel, 0, 0, kStrict | kNullable},
+    Flag("optimizer.params.differentiable", "false", kRefused, "a step has no gradient"),
+    kMaxGradNorm,
+});
+
+constexpr std::array kOptimizers = std::to_array<VariantSpec>({
+    {"Adam", kAdam},
+    {"AdamW", kAdam},
+    {"SGD", kSgd},
+});
+
+constexpr std::string_view kNotHere[] = {"adagrad",     "lamb",   "onebitadam", "onebitlamb",
+                                         "zerooneadam", "muadam", "muadamw",    "musgd",
+                                         "lion",        "muon"};
+
+constexpr KeySpec Steps(std::string_view path, std::string_view value, double min) {
+  return {path, kInt, value, kHonoured, "", min, kCount, kStrict | kTrainer};
+}
+constexpr KeySpec Value(std::string_view path, std::string_view value) {
+  return {path, kFloat, value, kHonoured, "", 0, kNoLimit, kStrict | kTrainer};
+}
+constexpr KeySpec kWarmupType = {
+    "scheduler.params.warmup_type", kText, "\"log\"", kHonoured, "", 0, 0, kTrainer, "log|linear"};
+constexpr KeySpec kLastIteration = Steps("scheduler.params.last_batch_iteration", "-1", -1);
+constexpr KeySpec kWarmupSteps = Steps("scheduler.params.warmup_num_steps", "1000", 1);
+constexpr KeySpec kTotalSteps = Steps("scheduler.params.total_num_steps", "", 1);
+
+constexpr std::array kWarmup = std::to_array<KeySpec>({
+    Value("scheduler.params.warmup_min_lr", "0.0"),
+    {"scheduler.params.warmup_max_lr", kFloat, "null", kHonoured, "null is the optimizer's lr", 0,
+     kNoLimit, kStrict | kNullable | kTrainer},
+    kWarmupSteps,
+    kWarmupType,
+    kLastIteration,
+});
+constexpr std::array kWarmupDecay = std::to_array<KeySpec>({
+    kTotalSteps,
+    Value("scheduler.params.warmup_min_lr", "0.0"),
+    Value("scheduler.params.warmup_max_lr", "0.001"),
+    kWarmupSteps,
+    kWarmupType,
+    kLastIteration,
+});
+constexpr std::array kWarmupCosine = std::to_array<KeySpec>({
+    kTotalSteps,
+    Value("scheduler.params.warmup_min_ratio", "0.0"),
+    kWarmupSteps,
+    Value("scheduler.params.cos_min_ratio", "0.0001"),
+    kWarmupType,
+    kLastIteration,
+});
+constexpr std::array kOneCycle = std::to_array<KeySpec>({
+    Value("scheduler.params.cycle_min_lr", ""),
+    Value("scheduler.params.cycle_max_lr", ""),
+    Value("scheduler.params.decay_lr_rate", "0.0"),
+    Steps("scheduler.params.cycle_first_step_size", "2000", 1),
+    {"scheduler.params.cycle_second_step_size", kInt, "null", kHonoured,
+     "null is cycle_first_step_size", 1, kCount, kStrict | kNullable | kTrainer},
+    Steps("scheduler.params.cycle_first_stair_count", "0", 0),
+    {"scheduler.params.cycle_second_stair_count", kInt, "null", kHonoured,
+     "null is cycle_first_stair_count", 0, kCount, kStrict | kNullable | kTrainer},
+    Steps("scheduler.params.decay_step_size", "0", 0),
+    Flag("scheduler.params.cycle_momentum", "true", kNoEffect,
+         "the schedule moves the learning rate only"),
+    {"scheduler.params.cycle_min_mom", kFloat, "0.8", kNoEffect,
+     "the schedule moves the learning rate only", 0, 1, kStrict},
+    {"scheduler.params.cycle_max_mom", kFloat, "0.9", kNoEffect,
+     "the schedule moves the learning rate only", 0, 1, kStrict},
+    {"scheduler.params.decay_mom_rate", kFloat, "0.0", kNoEffect,
+     "the schedule moves the learning rate only", 0, kNoLimit, kStrict},
+    kLastIteration,
+});
+
+constexpr std::array kSchedulers = std::to_array<VariantSpec>({
+    {"WarmupLR", kWarmup},
+    {"WarmupDecayLR", kWarmupDecay},
+    {"WarmupCosineLR", kWarmupCosine},
+    {"OneCycle", kOneCycle},
+});
+
+}  // namespace
+
+std::span<const VariantSpec> OptimizerVariants() { return kOptimizers; }
+std::span<const VariantSpec> SchedulerVariants() { return kSchedulers; }
+std::span<const std::string_view> OptimizersNotHere() { return kNotHere; }
+
+}  // namespace zeroshard

@@ -1,0 +1,185 @@
+#include <array>
+
+#include "server/ds_config_keys.h"
+
+// zero_optimization and its blocks, and aio.
+
+namespace zeroshard {
+namespace {
+
+using enum KeyType;
+using enum KeyStatus;
+
+constexpr double kCount = 9223372036854775807.0;
+constexpr unsigned kNull = kNullable;
+
+constexpr std::string_view kNoNvme = "the nvme tier is not in this build";
+constexpr std::string_view kNoDevice = "state lies in host memory in this build";
+constexpr std::string_view kWhole = "a unit is gathered and released whole, as modules run";
+constexpr std::string_view kSums =
+    "gradients are summed in fp32 in one fixed order, whatever the way they travel";
+constexpr std::string_view kOverlap = "the workers always run beside the trainer";
+constexpr std::string_view kExport = "whole weights can be exported from any job at any time";
+constexpr std::string_view kChecked = "this is always checked";
+constexpr std::string_view kZeroPp = "ZeRO++ is not in this build";
+constexpr std::string_view kZenFlow = "ZenFlow is not in this build";
+constexpr std::string_view kLeaf =
+    "a rank can gather alone, so modules that only some ranks run need no marking";
+
+constexpr std::array kKeys = std::to_array<KeySpec>({
+    {"zero_optimization", kBlock, "", kHonoured, "true is stage 1 (deprecated)"},
+    {"zero_optimization.stage", kInt, "0", kHonoured,
+     "0 data parallel, 1 optimizer state, 2 + gradients, 3 + parameters sharded", 0, 3},
+    {"zero_optimization.contiguous_gradients", kBool, "true", kNoEffect, kSums},
+    {"zero_optimization.reduce_scatter", kBool, "true", kNoEffect, kSums},
+    {"zero_optimization.reduce_bucket_size", kInt, "500000000", kHonoured,
+     "elements reduced together; 0 is refused (DeepSpeed fails in backward)", 1, kCount},
+    {"zero_optimization.use_multi_rank_bucket_allreduce", kBool, "true", kNoEffect, kSums},
+    {"zero_optimization.allgather_partitions", kBool, "true", kNoEffect, kWhole},
+    {"zero_optimization.allgather_bucket_size", kInt, "500000000", kNoEffect, kWhole, 0, kCount},
+    {"zero_optimization.overlap_comm", kBool, "null", kNoEffect, kOverlap, 0, 0, kNull},
+    {"zero_optimization.load_from_fp32_weights", kBool, "true", kNoEffect,
+     "checkpoints hold the fp32 master weights"},
+    {"zero_optimization.elastic_checkpoint", kBool, "false", kNoEffect,
+     "every checkpoint loads at any number of workers"},
+    {"zero_optimization.offload_param", kBlock, "", kHonoured, "stage 3 only", 0, 0, kNull},
+    {"zero_optimization.offload_param.device", kText, "\"none\"", kHonoured,
+     "none and cpu are the host tier here; nvme is refused", 0, 0, 0, "none|cpu|nvme"},
+    {"zero_optimization.offload_param.nvme_path", kText, "null", kNoEffect, kNoNvme, 0, 0, kNull},
+    {"zero_optimization.offload_param.buffer_count", kInt, "5", kNoEffect, kNoNvme, 0, kCount},
+    {"zero_optimization.offload_param.buffer_size", kInt, "100000000", kNoEffect, kNoNvme, 0,
+     kCount},
+    {"zero_optimization.offload_param.max_in_cpu", kInt, "1000000000", kNoEffect, kNoNvme, 0,
+     kCount},
+    {"zero_optimization.offload_param.pin_memory", kBool, "true", kNoEffect,
+     "host memory is not pinned: no device of this build needs it"},
+    {"zero_optimization.offload_optimizer", kBlock, "", kHonoured, "", 0, 0, kNull},
+    {"zero_optimization.offload_optimizer.device", kText, "\"none\"", kHonoured,
+     "none and cpu are the host tier here; nvme is refused", 0, 0, 0, "none|cpu|nvme"},
+    {"zero_optimization.offload_optimizer.nvme_path", kText, "null", kNoEffect, kNoNvme, 0, 0,
+     kNull},
+    {"zero_optimization.offload_optimizer.buffer_count", kInt, "4", kNoEffect, kNoNvme, 0, kCount},
+    {"zero_optimization.offload_optimizer.pin_memory", kBool, "true", kNoEffect,
+     "host memory is not pinned: no device of this build needs it"},
+    {"zero_optimization.offload_optimizer.pipeline_read", kBool, "false", kNoEffect, kNoNvme},
+    {"zero_optimization.offload_optimizer.pipeline_write", kBool, "false", kNoEffect, kNoNvme},
+    {"zero_optimization.offload_optimizer.pipeline", kBool, "", kRefused,
+     "DeepSpeed derives it: write pipeline_read and pipeline_write"},
+    {"zero_optimization.offload_optimizer.fast_init", kBool, "false", kNoEffect, kNoNvme},
+    {"zero_optimization.offload_optimizer.ratio", kFloat, "1.0", kNoEffect,
+     "below 1.0 needs stage 3; all optimizer state lies in host memory in this build", 0, 1},
+    {"zero_optimization.offload_optimizer.super_offload", kBool, "false", kNoEffect, kNoDevice},
+    {"zero_optimization.offload_optimizer.cpuadam_cores_perc", kFloat, "0.8", kNoEffect,
+     "the workers' threads are the daemon's setting", 0, 1},
+    {"zero_optimization.offload_optimizer.buffer_size", kInt, "", kRefused,
+     "buffer_size belongs to offload_param only"},
+    {"zero_optimization.zenflow", kBlock, "", kRefused, kZenFlow, 0, 0, kNull},
+    {"zero_optimization.zenflow.topk_ratio", kFloat, "0.1", kRefused, kZenFlow, 0, 1},
+    {"zero_optimization.zenflow.select_strategy", kText, "\"auto\"", kRefused, kZenFlow, 0, 0,
+     kAutoValue, "auto|step|epoch"},
+    {"zero_optimization.zenflow.select_interval", kNumberish, "\"auto\"", kRefused, kZenFlow, 0, 0,
+     kAutoValue},
+    {"zero_optimization.zenflow.update_interval", kNumberish, "\"auto\"", kRefused, kZenFlow, 0, 0,
+     kAutoValue},
+    {"zero_optimization.zenflow.overlap_step", kBool, "false", kRefused, kZenFlow},
+    {"zero_optimization.zenflow.offload", kBool, "false", kRefused, kZenFlow},
+    {"zero_optimization.zenflow.auto_ratio", kFloat, "0.99", kRefused, kZenFlow, 0, 1},
+    {"zero_optimization.zenflow.full_warm_up_rounds", kInt, "0", kRefused, kZenFlow, 0, kCount},
+    {"zero_optimization.zenflow.pt_reserved_cores_perc", kFloat, "0.5", kRefused, kZenFlow, 0, 1},
+    {"zero_optimization.zenflow.steps_per_epoch", kInt, "null", kRefused, kZenFlow, 0, kCount,
+     kNull},
+    {"zero_optimization.sub_group_size", kInt, "1000000000", kHonoured,
+     "elements of a worker's partition updated together", 1, kCount},
+    {"zero_optimization.cpu_offload_param", kBool, "null", kAlias, "deprecated", 0, 0, kNull, "",
+     "zero_optimization.offload_param"},
+    {"zero_optimization.cpu_offload_use_pin_memory", kBool, "null", kNoEffect,
+     "deprecated, and sets nothing in DeepSpeed either", 0, 0, kNull},
+    {"zero_optimization.cpu_offload", kBool, "null", kAlias, "deprecated", 0, 0, kNull, "",
+     "zero_optimization.offload_optimizer"},
+    {"zero_optimization.stage3_prefetch_bucket_size", kInt, "50000000", kHonoured,
+     "elements gathered ahead along the recorded order; 0 gathers nothing ahead", 0, kCount},
+    {"zero_optimization.stage3_param_persistence_threshold", kInt, "100000", kHonoured,
+     "units of at most so many elements are never released", 0, kCount},
+    {"zero_optimization.stage3_model_persistence_threshold", kInt, "9223372036854775807", kNoEffect,
+     "every unit under stage3_param_persistence_threshold stays gathered", 0, kCount},
+    {"zero_optimization.stage3_max_live_parameters", kInt, "1000000000", kHonoured,
+     "elements gathered at one time: bounds the window", 0, kCount},
+    {"zero_optimization.stage3_max_reuse_distance", kInt, "1000000000", kNoEffect, kWhole, 0,
+     kCount},
+    {"zero_optimization.stage3_gather_16bit_weights_on_model_save", kBool, "false", kNoEffect,
+     kExport},
+    {"zero_optimization.stage3_module_granularity_threshold", kInt, "0", kNoEffect, kWhole, 0,
+     kCount},
+    {"zero_optimization.stage3_use_all_reduce_for_fetch_params", kBool, "false", kNoEffect, kWhole},
+    {"zero_optimization.stage3_allgather_sequential", kBool, "false", kNoEffect, kWhole},
+    {"zero_optimization.prefetch_bucket_size", kInt, "", kAlias, "DeepSpeed's field name", 0, 0, 0,
+     "", "zero_optimization.stage3_prefetch_bucket_size"},
+    {"zero_optimization.param_persistence_threshold", kInt, "", kAlias, "DeepSpeed's field name", 0,
+     0, 0, "", "zero_optimization.stage3_param_persistence_threshold"},
+    {"zero_optimization.model_persistence_threshold", kInt, "", kAlias, "DeepSpeed's field name", 0,
+     0, 0, "", "zero_optimization.stage3_model_persistence_threshold"},
+    {"zero_optimization.max_live_parameters", kInt, "", kAlias, "DeepSpeed's field name", 0, 0, 0,
+     "", "zero_optimization.stage3_max_live_parameters"},
+    {"zero_optimization.max_reuse_distance", kInt, "", kAlias, "DeepSpeed's field name", 0, 0, 0,
+     "", "zero_optimization.stage3_max_reuse_distance"},
+    {"zero_optimization.gather_16bit_weights_on_model_save", kBool, "", kAlias,
+     "DeepSpeed's field name", 0, 0, 0, "",
+     "zero_optimization.stage3_gather_16bit_weights_on_model_save"},
+    {"zero_optimization.module_granularity_threshold", kInt, "", kAlias, "DeepSpeed's field name",
+     0, 0, 0, "", "zero_optimization.stage3_module_granularity_threshold"},
+    {"zero_optimization.use_all_reduce_for_fetch_params", kBool, "", kAlias,
+     "DeepSpeed's field name", 0, 0, 0, "",
+     "zero_optimization.stage3_use_all_reduce_for_fetch_params"},
+    {"zero_optimization.allgather_sequential", kBool, "", kAlias, "DeepSpeed's field name", 0, 0, 0,
+     "", "zero_optimization.stage3_allgather_sequential"},
+    {"zero_optimization.stage3_gather_fp16_weights_on_model_save", kBool, "", kAlias, "deprecated",
+     0, 0, 0, "", "zero_optimization.stage3_gather_16bit_weights_on_model_save"},
+    {"zero_optimization.ignore_unused_parameters", kBool, "true", kNoEffect,
+     "a parameter for which no rank sent a gradient is not updated"},
+    {"zero_optimization.legacy_stage1", kBool, "false", kNoEffect, kSums},
+    {"zero_optimization.round_robin_gradients", kBool, "false", kNoEffect, kSums},
+    {"zero_optimization.zero_hpz_partition_size", kInt, "1", kRefused, kZeroPp, 0, kCount},
+    {"zero_optimization.zero_quantized_weights", kBool, "false", kRefused, kZeroPp},
+    {"zero_optimization.zero_quantized_nontrainable_weights", kBool, "false", kRefused, kZeroPp},
+    {"zero_optimization.zero_quantized_gradients", kBool, "false", kRefused, kZeroPp},
+    {"zero_optimization.zeropp_loco_param", kBlock, "", kRefused, kZeroPp, 0, 0, kNull},
+    {"zero_optimization.zeropp_loco_param.err_beta", kFloat, "0.8", kRefused, kZeroPp},
+    {"zero_optimization.zeropp_loco_param.reset_T", kInt, "1024", kRefused, kZeroPp, 0, kCount},
+    {"zero_optimization.mics_shard_size", kInt, "-1", kRefused, "MiCS is not in this build", -1,
+     kCount},
+    {"zero_optimization.mics_hierarchical_params_gather", kBool, "false", kRefused,
+     "MiCS is not in this build"},
+    {"zero_optimization.memory_efficient_linear", kBool, "true", kNoEffect,
+     "PyTorch's own linear layers are used"},
+    {"zero_optimization.pipeline_loading_checkpoint", kBool, "false", kNoEffect,
+     "checkpoints are always read as a stream"},
+    {"zero_optimization.override_module_apply", kBool, "true", kNoEffect,
+     "Module.apply is left alone"},
+    {"zero_optimization.log_trace_cache_warnings", kBool, "false", kNoEffect,
+     "a changed order is recorded again"},
+    {"zero_optimization.enable_sanity_checks", kBool, "false", kNoEffect, kChecked},
+    {"zero_optimization.save_muon_momentum_buffer_in_memory", kBool, "false", kNoEffect,
+     "Muon is not in this build"},
+    {"zero_optimization.grad_hooks", kBool, "", kNoEffect,
+     "it is documented by DeepSpeed and not in its code"},
+    {"zero_optimization.leaf_module", kBlock, "", kNoEffect, kLeaf, 0, 0, kNull},
+    {"zero_optimization.leaf_module.classes", kTextList, "", kNoEffect, kLeaf},
+    {"zero_optimization.leaf_module.names", kTextList, "[]", kNoEffect, kLeaf},
+    {"zero_optimization.leaf_module.name_suffixes", kTextList, "[]", kNoEffect, kLeaf},
+    {"aio", kBlock, "", kNoEffect, kNoNvme, 0, 0, kNull, "", "", UnknownKeys::kIgnore},
+    {"aio.block_size", kInt, "1048576", kNoEffect, kNoNvme, 512, 1 << 30, kStrict},
+    {"aio.queue_depth", kInt, "8", kNoEffect, kNoNvme, 1, 4096, kStrict},
+    {"aio.intra_op_parallelism", kInt, "1", kNoEffect, kNoNvme, 1, 1024, kStrict},
+    {"aio.thread_count", kInt, "", kAlias, "DeepSpeed's documentation still calls it so", 0, 0, 0,
+     "", "aio.intra_op_parallelism"},
+    {"aio.single_submit", kBool, "false", kNoEffect, kNoNvme, 0, 0, kStrict},
+    {"aio.overlap_events", kBool, "true", kNoEffect, kNoNvme, 0, 0, kStrict},
+    {"aio.use_gds", kBool, "false", kRefused, "GPUDirect Storage is not in this build", 0, 0,
+     kStrict},
+});
+
+}  // namespace
+
+std::span<const KeySpec> ZeroKeys() { return kKeys; }
+
+}  // namespace zeroshard
