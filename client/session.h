@@ -211,7 +211,7 @@ class Session {
   // Calls `callback` with the request's outcome once it has completed, on a thread of the session.
   void OnComplete(RequestId id, std::function<void(absl::Status)> callback);
 
-  // What the last committed step said; the zero value before the first one of this session.
+  // What the last committed step said.
   StepResult step_result() const;
   // Raised whenever parameters changed (step, put, restore).
   uint64_t parameter_epoch() const;
