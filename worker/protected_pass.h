@@ -118,12 +118,14 @@ void RunProtectedChunk(const ProtectedPass& pass, uint32_t lane, uint32_t chunk_
 // assignment may differ from the predecessor's. `parallel_for(n, fn)` calls fn(item, lane), lane <
 // lanes <= area.lanes(), as ThreadPool::ParallelFor does. `arrays_of(chunk)` returns the UndoChunk;
 // `update(chunk, begin, end)` updates elements of that chunk.
-template <class ParallelFor, class ArraysOf, class Update>
+template <class ParallelFor, class ArraysOf, class Update, class Probe = NoProbe>
 void RunProtected(const ProtectedPass& pass, absl::Span<const uint32_t> chunks,
-                  ParallelFor&& parallel_for, ArraysOf&& arrays_of, Update&& update) {
+                  ParallelFor&& parallel_for, ArraysOf&& arrays_of, Update&& update,
+                  Probe&& probe = Probe()) {
   auto run = [&](uint32_t lane, uint32_t chunk) {
-    RunProtectedChunk(pass, lane, chunk, arrays_of(chunk),
-                      [&](uint64_t begin, uint64_t end) { update(chunk, begin, end); });
+    RunProtectedChunk(
+        pass, lane, chunk, arrays_of(chunk),
+        [&](uint64_t begin, uint64_t end) { update(chunk, begin, end); }, probe);
   };
   std::vector<UndoResume> torn;
   for (uint32_t lane = 0; lane < pass.area.lanes(); ++lane) {

@@ -56,7 +56,7 @@ struct UndoArray {
 // What a pass changes in one chunk. A group is `group_elements` consecutive elements (the last may
 // be shorter); the arrays' bytes of one group must fit in kUndoPayloadBytes.
 struct UndoChunk {
-  std::array<UndoArray, kMaxUndoArrays> arrays;
+  std::array<UndoArray, kMaxUndoArrays> arrays = {};
   uint32_t array_count = 0;
   uint64_t elements = 0;
   uint32_t group_elements = kDefaultUndoGroup;
@@ -111,7 +111,7 @@ static_assert(sizeof(UndoAreaHeader) == 64);
 // their old values.
 struct UndoResume {
   uint32_t lane = 0;
-  UndoKey key;
+  UndoKey key = {};
   uint32_t chunk = 0;
   uint64_t next_element = 0;
 };

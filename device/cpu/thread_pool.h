@@ -25,9 +25,9 @@
 namespace zeroshard {
 
 struct ThreadPoolOptions {
-  int threads = 1;        // lanes, the caller's included; at least 1
-  std::vector<int> cpus;  // processors the threads may run on; empty: those of the process
-  bool pin = false;       // bind each owned thread to one processor of `cpus`, in turn
+  int threads = 1;             // lanes, the caller's included; at least 1
+  std::vector<int> cpus = {};  // processors the threads may run on; empty: those of the process
+  bool pin = false;            // bind each owned thread to one processor of `cpus`, in turn
 };
 
 // The processors of NUMA node `node` that this process may use; NotFound when there is no such node

@@ -45,10 +45,10 @@ struct UpdateSegment {
 // One step of an optimizer over any part of a slice.
 struct UpdatePass {
   OptimizerKind kind = OptimizerKind::kAdamW;
-  UpdateArrays arrays;
-  absl::Span<const UpdateSegment>
-      segments;  // increasing, disjoint; elements outside them are not touched
-  absl::Span<const UpdateArgs> args;
+  UpdateArrays arrays = {};
+  // Increasing and disjoint; elements outside them are not touched.
+  absl::Span<const UpdateSegment> segments = {};
+  absl::Span<const UpdateArgs> args = {};
   float grad_scale = 1.0f;
 };
 

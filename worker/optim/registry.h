@@ -17,7 +17,7 @@ namespace zeroshard {
 
 // One array of optimizer state, of one element per parameter.
 struct StateSlot {
-  std::string_view name;       // torch's name: exp_avg, exp_avg_sq, momentum_buffer
+  std::string_view name = {};  // torch's name: exp_avg, exp_avg_sq, momentum_buffer
   uint32_t element_bytes = 0;  // 4: fp32
 };
 
@@ -25,7 +25,7 @@ struct OptimizerInfo {
   OptimizerKind kind = OptimizerKind::kAdamW;
   std::string_view name;
   int state_slots = 0;
-  std::array<StateSlot, kMaxStateSlots> slots;
+  std::array<StateSlot, kMaxStateSlots> slots = {};
   // The ledger's K: fp32 master plus states, in bytes per parameter (12, 12, 4, 8).
   uint32_t bytes_per_parameter = 0;
 };
