@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -81,11 +82,13 @@ absl::StatusOr<std::map<std::string, Action>> ParseSpecification(std::string_vie
   std::map<std::string, Action> actions;
   for (const std::string& part :
        std::vector<std::string>(absl::StrSplit(Abs(specification), ';', absl::SkipWhitespace()))) {
-    const size_t equals = part.find('=');
-    if (equals == std::string::npos || equals == 0) return Malformed(part);
-    const absl::StatusOr<Action> action = ParseAction(part, part.substr(equals + 1));
+    const std::vector<std::string> sides = absl::StrSplit(part, absl::MaxSplits('=', 1));
+    const std::string name(absl::StripAsciiWhitespace(sides[0]));
+    if (sides.size() != 2 || name.empty()) return Malformed(part);
+    const absl::StatusOr<Action> action =
+        ParseAction(part, Std(absl::StripAsciiWhitespace(sides[1])));
     if (!action.ok()) return action.status();
-    actions[part.substr(0, equals)] = *action;
+    actions[name] = *action;
   }
   return actions;
 }
