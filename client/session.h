@@ -78,17 +78,17 @@ struct GroupHyperparameters {
 };
 
 struct AttachOptions {
-  std::string socket;                            // of the daemon; empty: see DefaultSocketPath
-  std::string job;                               // [A-Za-z0-9._-]{1,128}
-  uint32_t rank = 0;                             // in [0, world_size)
-  uint32_t world_size = 1;                       // the same on every rank
-  uint32_t local_ranks = 0;                      // ranks on this node; 0: all of them
-  std::vector<ParameterSpec> parameters;         // the same on every rank
-  std::vector<GroupHyperparameters> groups;      // the initial ones
-  std::string ds_config = "{}";                  // the text of the ds_config.json
-  std::map<std::string, std::string> overrides;  // dotted key -> JSON text, for "auto" entries
-  absl::Duration timeout = absl::Minutes(5);     // to wait for the other ranks and the workers
-  bool forward_only = false;                     // no gradients and no optimizer states
+  std::string socket{};                            // of the daemon; empty: see DefaultSocketPath
+  std::string job{};                               // [A-Za-z0-9._-]{1,128}
+  uint32_t rank = 0;                               // in [0, world_size)
+  uint32_t world_size = 1;                         // the same on every rank
+  uint32_t local_ranks = 0;                        // ranks on this node; 0: all of them
+  std::vector<ParameterSpec> parameters{};         // the same on every rank
+  std::vector<GroupHyperparameters> groups{};      // the initial ones
+  std::string ds_config = "{}";                    // the text of the ds_config.json
+  std::map<std::string, std::string> overrides{};  // dotted key -> JSON text, for "auto" entries
+  absl::Duration timeout = absl::Minutes(5);       // to wait for the other ranks and the workers
+  bool forward_only = false;                       // no gradients and no optimizer states
 };
 
 // Where the rank stands, as the worker told it when the session opened.
@@ -97,7 +97,7 @@ struct SessionState {
   uint64_t attempt = 0;  // identity of the step in flight
   uint64_t updates = 0;  // applied optimizer updates
   double loss_scale = 1.0;
-  std::string user_state;    // this rank's bytes, committed with `step`
+  std::string user_state{};  // this rank's bytes, committed with `step`
   bool initialized = false;  // every unit has values: no Put is needed
   bool resumed = false;      // the job existed before this attach
 };
@@ -107,7 +107,7 @@ struct LedgerEntry {
   std::string state, tier, holder;
   uint64_t bytes = 0;
   uint64_t formula_bytes = 0;
-  std::string formula;
+  std::string formula{};
 };
 
 struct PutRequest {
@@ -127,15 +127,15 @@ struct ScatterRequest {
   uint32_t unit = 0;
   uint32_t micro_step = 0;     // within the step, from 0
   uint64_t window_offset = 0;  // from AcquireSlot
-  std::string present;         // one bit a parameter of the unit, LSB first; empty: all
+  std::string present{};       // one bit a parameter of the unit, LSB first; empty: all
   float weight = 0.0F;         // 0 means 1
 };
 
 struct StepRequest {
   uint32_t micro_steps = 1;
-  double weight_total = 0.0;                 // 0: one a micro-step
-  std::vector<GroupHyperparameters> groups;  // empty: those of the previous step or of Attach
-  std::string user_state;
+  double weight_total = 0.0;                   // 0: one a micro-step
+  std::vector<GroupHyperparameters> groups{};  // empty: those of the previous step or of Attach
+  std::string user_state{};
   uint64_t prefetch_hits = 0;
   uint64_t prefetch_misses = 0;
   uint64_t wait_us = 0;

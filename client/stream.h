@@ -47,8 +47,8 @@ class StreamOwner {
 class Stream {
  public:
   struct Options {
-    std::string socket;  // of the worker
-    std::string token;   // never logged
+    std::string socket{};  // of the worker
+    std::string token{};   // never logged
     uint32_t rank = 0;
     uint64_t generation = 0;
     absl::Duration hello_timeout = absl::Seconds(30);  // for one try

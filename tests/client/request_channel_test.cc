@@ -1,0 +1,368 @@
+// The channel against a real gRPC server and a real page, both in the test's hand.
+#include "client/request_channel.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "client/fork_guard.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/fakes/fake_session_service.h"
+
+namespace zeroshard {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using trainer::v1::SessionRequest;
+
+constexpr absl::Duration kLong = absl::Seconds(30);
+
+SessionRequest Release(uint32_t unit) {
+  SessionRequest request;
+  request.mutable_release()->add_units(unit);
+  return request;
+}
+
+SessionRequest StepOf(uint32_t micro_steps) {
+  SessionRequest request;
+  request.mutable_step()->set_micro_steps(micro_steps);
+  return request;
+}
+
+int OpenSockets() {
+  int sockets = 0;
+  for (int fd = 3; fd < 256; ++fd) {
+    char path[64], target[64] = {};
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    if (readlink(path, target, sizeof(target) - 1) > 0 && strncmp(target, "socket:", 7) == 0) {
+      ++sockets;
+    }
+  }
+  return sockets;
+}
+
+class RequestChannelTest : public ::testing::Test {
+ protected:
+  RequestChannelTest() : fake_(absl::StrCat("/tmp/zs-channel-", getpid(), "-", counter_++)) {
+    fake_.Start();
+  }
+
+  std::unique_ptr<RequestChannel> Open(absl::Duration timeout = kLong,
+                                       absl::Duration patience = kLong) {
+    auto channel = RequestChannel::Open(fake_.page(),
+                                        {.socket = fake_.socket(),
+                                         .token = "secret",
+                                         .rank = 3,
+                                         .generation = 5,
+                                         .patience = patience},
+                                        timeout);
+    EXPECT_TRUE(channel.ok()) << channel.status();
+    return channel.ok() ? *std::move(channel) : nullptr;
+  }
+
+  static inline int counter_ = 0;
+  FakeSessionService fake_;
+};
+
+TEST_F(RequestChannelTest, HelloCarriesTheIdentityAndBringsTheState) {
+  trainer::v1::HelloReply hello;
+  hello.set_step(17);
+  hello.set_user_state("mine");
+  fake_.SetHello(hello);
+  auto channel = Open();
+  EXPECT_EQ(channel->hello().step(), 17u);
+  EXPECT_EQ(channel->hello().user_state(), "mine");
+  const auto requests = fake_.requests();
+  ASSERT_EQ(requests.size(), 1u);
+  EXPECT_EQ(requests[0].hello().token(), "secret");
+  EXPECT_EQ(requests[0].hello().rank(), 3u);
+  EXPECT_EQ(requests[0].hello().generation(), 5u);
+  EXPECT_FALSE(requests[0].hello().reconnect());
+}
+
+TEST_F(RequestChannelTest, ARefusedHelloIsTheAnswerOfOpen) {
+  fake_.RefuseHellos(1, absl::PermissionDeniedError("the token is of another generation"));
+  const auto channel = RequestChannel::Open(fake_.page(), {.socket = fake_.socket()}, kLong);
+  EXPECT_TRUE(absl::IsPermissionDenied(channel.status())) << channel.status();
+  EXPECT_THAT(std::string(channel.status().message()), HasSubstr("another generation"));
+}
+
+TEST_F(RequestChannelTest, NoServerIsAnErrorThatNamesTheSocket) {
+  const auto channel = RequestChannel::Open(fake_.page(), {.socket = "/tmp/zs-nobody"}, kLong);
+  EXPECT_TRUE(absl::IsNotFound(channel.status())) << channel.status();
+  EXPECT_THAT(std::string(channel.status().message()), HasSubstr("/tmp/zs-nobody"));
+}
+
+TEST_F(RequestChannelTest, APageWithAPredecessorsCompletionsIsRefused) {
+  fake_.Complete(1);
+  const auto channel = RequestChannel::Open(fake_.page(), {.socket = fake_.socket()}, kLong);
+  EXPECT_TRUE(absl::IsFailedPrecondition(channel.status())) << channel.status();
+}
+
+TEST_F(RequestChannelTest, RequestsArePipelinedAndCompleteInAnyOrder) {
+  auto channel = Open();
+  std::vector<uint64_t> ids;
+  for (uint32_t unit = 0; unit < 100; ++unit) ids.push_back(*channel->Submit(Release(unit)));
+  EXPECT_EQ(ids.front(), 1u);
+  EXPECT_EQ(ids.back(), 100u);
+  ASSERT_TRUE(fake_.AwaitRequests(101));
+  EXPECT_EQ(fake_.ids(), ids);
+  EXPECT_FALSE(channel->Done(50));
+  fake_.Complete(50);
+  EXPECT_TRUE(channel->Done(50));
+  EXPECT_FALSE(channel->Done(49));
+  EXPECT_TRUE(channel->Wait(50, kLong).ok());
+  for (const uint64_t id : ids) fake_.Complete(id);
+  for (const uint64_t id : ids) EXPECT_TRUE(channel->Wait(id, kLong).ok());
+}
+
+TEST_F(RequestChannelTest, IdsWrapAroundTheSlotsOfThePage) {
+  auto channel = Open();
+  fake_.AutoComplete();
+  uint64_t id = 0;
+  for (uint32_t i = 0; i < 2 * kMaxPendingRequests + 5; ++i) id = *channel->Submit(Release(0));
+  EXPECT_EQ(id, 2 * kMaxPendingRequests + 5);
+  EXPECT_TRUE(channel->Wait(id, kLong).ok());
+  EXPECT_TRUE(channel->Wait(1, kLong).ok())
+      << "a request of long ago is still known to be complete";
+}
+
+TEST_F(RequestChannelTest, ARequestWaitsForAFreeSlot) {
+  auto channel = Open(absl::Milliseconds(30));
+  for (uint32_t i = 0; i < kMaxPendingRequests; ++i) {
+    ASSERT_TRUE(channel->Submit(Release(0)).ok());
+  }
+  const auto refused = channel->Submit(Release(0));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(refused.status())) << refused.status();
+  fake_.Complete(2);
+  EXPECT_FALSE(channel->Submit(Release(0)).ok()) << "request 1 still occupies the slot";
+  fake_.Complete(1);
+  EXPECT_EQ(*channel->Submit(Release(0)), kMaxPendingRequests + 1);
+}
+
+TEST_F(RequestChannelTest, ADeadlineNamesTheRequest) {
+  auto channel = Open();
+  SessionRequest gather;
+  gather.mutable_gather()->add_units(4);
+  gather.mutable_gather()->add_units(9);
+  const uint64_t id = *channel->Submit(gather);
+  const absl::Status status = channel->Wait(id, absl::Milliseconds(20));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("gather of units 4, 9 (request 1)"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("connected"));
+  EXPECT_TRUE(absl::IsInvalidArgument(channel->Wait(2, kLong)));
+  EXPECT_TRUE(absl::IsInvalidArgument(channel->Wait(0, kLong)));
+}
+
+TEST_F(RequestChannelTest, AWaiterGetsTheReasonOfAFailure) {
+  auto channel = Open();
+  const uint64_t id = *channel->Submit(Release(6));
+  ASSERT_TRUE(fake_.AwaitRequests(2));
+  fake_.Fail(id, absl::FailedPreconditionError("unit 6 was not gathered"));
+  const absl::Status status = channel->Wait(id, kLong);
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("unit 6 was not gathered"));
+  EXPECT_EQ(channel->Wait(id, kLong).code(), status.code());
+}
+
+TEST_F(RequestChannelTest, AStepIsRefusedWithAFailureThatNobodyWaitedFor) {
+  auto channel = Open();
+  const uint64_t lost = *channel->Submit(Release(6));
+  ASSERT_TRUE(fake_.AwaitRequests(2));
+  fake_.Fail(lost, absl::FailedPreconditionError("unit 6 was not gathered"));
+  const auto refused = channel->Submit(StepOf(1));
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused.status())) << refused.status();
+  EXPECT_TRUE(channel->Submit(StepOf(1)).ok()) << "it is reported once";
+}
+
+TEST_F(RequestChannelTest, ACommittedStepStillTellsOfAFailureBeforeIt) {
+  auto channel = Open();
+  const uint64_t scatter = *channel->Submit(Release(6));
+  const uint64_t step = *channel->Submit(StepOf(1));
+  ASSERT_TRUE(fake_.AwaitRequests(3));
+  fake_.Fail(scatter, absl::InvalidArgumentError("the slot lies outside of the window"));
+  fake_.Complete(step);
+  EXPECT_TRUE(absl::IsInvalidArgument(channel->Wait(step, kLong)));
+  EXPECT_TRUE(channel->Wait(step, kLong).ok());
+}
+
+TEST_F(RequestChannelTest, APoisonedJobFailsEveryCallWithItsReason) {
+  auto channel = Open();
+  const uint64_t id = *channel->Submit(Release(1));
+  ASSERT_TRUE(fake_.AwaitRequests(2));
+  std::thread poisoner([&] {
+    fake_.PoisonPage();
+    fake_.SendFailure(0, absl::AbortedError("rank 1 gathers unit 2, rank 0 unit 3"));
+  });
+  const absl::Status status = channel->Wait(id, kLong);
+  poisoner.join();
+  EXPECT_TRUE(absl::IsAborted(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1 gathers unit 2"));
+  EXPECT_TRUE(absl::IsAborted(channel->Submit(Release(1)).status()));
+}
+
+TEST_F(RequestChannelTest, APoisonedPageWithoutAReasonEndsWaitsAllTheSame) {
+  auto channel = Open();
+  const uint64_t id = *channel->Submit(Release(1));
+  fake_.PoisonPage();
+  EXPECT_TRUE(absl::IsAborted(channel->Wait(id, kLong)));
+}
+
+TEST_F(RequestChannelTest, AReplacedWorkerGetsTheUnfinishedRequestsAgain) {
+  auto channel = Open();
+  for (uint32_t unit = 0; unit < 5; ++unit) ASSERT_TRUE(channel->Submit(Release(unit)).ok());
+  ASSERT_TRUE(fake_.AwaitRequests(6));
+  fake_.Complete(1);
+  fake_.Complete(3);
+  fake_.Stop();
+  ASSERT_EQ(*channel->Submit(Release(5)), 6u) << "a request may be made while there is no worker";
+  fake_.Start();
+  ASSERT_TRUE(fake_.AwaitRequests(6 + 1 + 4));
+  const auto requests = fake_.requests();
+  EXPECT_TRUE(requests[6].hello().reconnect());
+  const std::vector<uint64_t> ids = fake_.ids();
+  EXPECT_THAT(std::vector<uint64_t>(ids.begin() + 5, ids.end()), ElementsAre(2, 4, 5, 6));
+  for (const uint64_t id : {2, 4, 5, 6}) fake_.Complete(id);
+  for (uint64_t id = 1; id <= 6; ++id) EXPECT_TRUE(channel->Wait(id, kLong).ok());
+  EXPECT_EQ(channel->reconnects(), 1u);
+}
+
+TEST_F(RequestChannelTest, ManyCutsLoseNothingAndKeepTheOrder) {
+  auto channel = Open();
+  fake_.AutoComplete();
+  uint64_t id = 0;
+  for (int i = 0; i < 3000; ++i) {
+    id = *channel->Submit(Release(0));
+    if (i % 50 == 0) fake_.EndStreams(absl::UnavailableError("cut"));
+    if (i % 100 == 0) {
+      ASSERT_TRUE(channel->Wait(id, kLong).ok());
+    }
+  }
+  for (uint64_t one = 1; one <= id; ++one) ASSERT_TRUE(channel->Wait(one, kLong).ok());
+  EXPECT_GE(channel->reconnects(), 10u);
+  // Within one connection the ids rise.
+  uint64_t last = 0;
+  for (const SessionRequest& request : fake_.requests()) {
+    if (request.has_hello()) {
+      last = 0;
+    } else {
+      ASSERT_GT(request.id(), last);
+      last = request.id();
+    }
+  }
+}
+
+TEST_F(RequestChannelTest, AWorkerThatRefusesTheRankEndsTheChannel) {
+  auto channel = Open();
+  const uint64_t id = *channel->Submit(Release(0));
+  ASSERT_TRUE(fake_.AwaitRequests(2));
+  fake_.RefuseHellos(1000, absl::FailedPreconditionError("generation 5 is over"));
+  fake_.EndStreams(absl::UnavailableError("cut"));
+  const absl::Status status = channel->Wait(id, kLong);
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("generation 5 is over"));
+}
+
+TEST_F(RequestChannelTest, AWorkerThatStaysAwayEndsTheChannelAfterThePatience) {
+  auto channel = Open(kLong, /*patience=*/absl::Milliseconds(50));
+  const uint64_t id = *channel->Submit(Release(0));
+  fake_.Stop();
+  const absl::Status status = channel->Wait(id, kLong);
+  EXPECT_FALSE(status.ok());
+  EXPECT_THAT(std::string(status.message()), HasSubstr("is lost to this rank")) << status;
+}
+
+TEST_F(RequestChannelTest, AShorterDeadlineSaysThatTheWorkerIsGone) {
+  auto channel = Open();
+  const uint64_t id = *channel->Submit(Release(0));
+  fake_.Stop();
+  const absl::Status status = channel->Wait(id, absl::Milliseconds(200));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("has been gone"));
+}
+
+TEST_F(RequestChannelTest, CallbacksRunOnceWithTheOutcome) {
+  auto channel = Open();
+  const uint64_t good = *channel->Submit(Release(0));
+  const uint64_t bad = *channel->Submit(Release(1));
+  const uint64_t never = *channel->Submit(Release(2));
+  ASSERT_TRUE(fake_.AwaitRequests(4));
+  absl::Notification good_done, bad_done;
+  absl::Status good_status, bad_status, never_status;
+  channel->OnComplete(good, [&](absl::Status status) {
+    good_status = status;
+    good_done.Notify();
+  });
+  channel->OnComplete(bad, [&](absl::Status status) {
+    bad_status = status;
+    bad_done.Notify();
+  });
+  channel->OnComplete(never, [&](absl::Status status) { never_status = status; });
+  fake_.Complete(good);
+  fake_.Fail(bad, absl::OutOfRangeError("no such unit"));
+  ASSERT_TRUE(good_done.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  ASSERT_TRUE(bad_done.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  EXPECT_TRUE(good_status.ok());
+  EXPECT_TRUE(absl::IsOutOfRange(bad_status));
+  channel.reset();
+  EXPECT_FALSE(never_status.ok());
+}
+
+TEST_F(RequestChannelTest, ThreadsSubmitAndWaitAtOnce) {
+  auto channel = Open();
+  fake_.AutoComplete();
+  std::atomic<int> failures{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 300; ++i) {
+        const auto id = channel->Submit(Release(0));
+        if (!id.ok() || !channel->Wait(*id, kLong).ok()) failures.fetch_add(1);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(failures.load(), 0);
+  const std::vector<uint64_t> ids = fake_.ids();
+  ASSERT_EQ(ids.size(), 1200u);
+  for (size_t i = 0; i < ids.size(); ++i) ASSERT_EQ(ids[i], i + 1);
+}
+
+TEST_F(RequestChannelTest, CloseEndsWaitsInOtherThreads) {
+  auto channel = Open();
+  const uint64_t id = *channel->Submit(Release(0));
+  absl::Status status;
+  std::thread waiter([&] { status = channel->Wait(id, kLong); });
+  channel->Close(absl::FailedPreconditionError("this rank has left the job"));
+  waiter.join();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_TRUE(absl::IsFailedPrecondition(channel->Submit(Release(0)).status()));
+}
+
+TEST_F(RequestChannelTest, AForkedChildHoldsNoConnectionOpen) {
+  const uint64_t before = ForkGeneration();
+  auto channel = Open();
+  const pid_t child = fork();
+  if (child == 0) {
+    // The fake server's listener and its end of the stream are left; the client's end is closed.
+    _exit(ForkGeneration() != before ? OpenSockets() : 100);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), OpenSockets() - 1);
+  EXPECT_EQ(ForkGeneration(), before);
+}
+
+}  // namespace
+}  // namespace zeroshard
