@@ -139,29 +139,37 @@ void Reader::ReadScalar(const KeySpec& spec, const JsonValue& value) {
   settings_.Set(std::move(setting));
 }
 
+// The parameter of that name, or null with advice: the one that was meant, or all there are.
+const KeySpec* FindParam(const VariantSpec& variant, std::string_view name, std::string& advice) {
+  advice = "it takes ";
+  for (const KeySpec& spec : variant.params) {
+    const std::string_view leaf = LeafName(spec.path);
+    if (leaf == name) return &spec;
+    if (spec.status == KeyStatus::kRefused) continue;
+    if (&spec != &variant.params.front()) advice += ", ";
+    advice += leaf;
+  }
+  constexpr std::size_t kLongestTypo = 64;
+  for (const KeySpec& spec : variant.params) {
+    const std::string_view leaf = LeafName(spec.path);
+    if (name.size() > kLongestTypo || EditDistance(name, leaf) > 2) continue;
+    advice = Concat("did you mean ", leaf, "?");
+  }
+  return nullptr;
+}
+
 void Reader::ReadParams(const VariantSpec& variant, const JsonValue* params,
                         std::string_view block) {
   const JsonValue none;
   const JsonValue& given = params != nullptr && params->is_object() ? *params : none;
   for (const JsonMember& member : given.members) {
-    const KeySpec* nearest = nullptr;
-    int distance = 4;
-    for (const KeySpec& spec : variant.params) {
-      if (member.name.size() > 64) break;
-      const int to_this = EditDistance(member.name, LeafName(spec.path));
-      if (to_this < distance) {
-        nearest = &spec;
-        distance = to_this;
-      }
-    }
-    if (nearest != nullptr && distance == 0) {
-      ReadKey(*nearest, member.value);
+    std::string advice;
+    if (const KeySpec* spec = FindParam(variant, member.name, advice); spec != nullptr) {
+      ReadKey(*spec, member.value);
       continue;
     }
-    findings_.Error(member.at, Concat(variant.type, " has no parameter ", block, ".", member.name,
-                                      nearest == nullptr ? std::string()
-                                                         : Concat("; did you mean ",
-                                                                  LeafName(nearest->path), "?")));
+    findings_.Error(member.at, Concat(variant.type, " has no parameter ", block, ".",
+                                      Shorten(member.name, 64), "; ", advice));
   }
   for (const KeySpec& spec : variant.params) {
     const bool required = spec.status == KeyStatus::kHonoured && spec.default_value.empty();
