@@ -287,9 +287,15 @@ TEST(JournalTest, FailAtEveryPointUntilClean) {
       ResetFaultPoints();
       const Opened again = OpenJournal(dir);
       ASSERT_TRUE(again.status.ok()) << point << " " << k << ": " << again.status;
-      if (kept) ASSERT_EQ(again.records.at(0), "kept");
-      if (compacted) ASSERT_EQ(again.records.at(1), "compacted");
-      if (clean) ASSERT_EQ(again.records.at(2), "last");
+      if (kept) {
+        ASSERT_EQ(again.records.at(0), "kept");
+      }
+      if (compacted) {
+        ASSERT_EQ(again.records.at(1), "compacted");
+      }
+      if (clean) {
+        ASSERT_EQ(again.records.at(2), "last");
+      }
     }
     EXPECT_TRUE(clean) << point;
   }
