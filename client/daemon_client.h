@@ -5,6 +5,7 @@
 #ifndef ZEROSHARD_CLIENT_DAEMON_CLIENT_H_
 #define ZEROSHARD_CLIENT_DAEMON_CLIENT_H_
 
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -16,8 +17,9 @@ namespace zeroshard {
 
 class DaemonClient {
  public:
-  // `socket` empty: DefaultSocketPath().
-  explicit DaemonClient(std::string socket);
+  // `socket` empty: DefaultSocketPath(). `interrupted`, when set, is asked during calls; true
+  // cancels.
+  explicit DaemonClient(std::string socket, std::function<bool()> interrupted = {});
 
   const std::string& socket() const { return socket_; }
 
@@ -35,7 +37,12 @@ class DaemonClient {
                                                   absl::Duration timeout) const;
 
  private:
+  // One call: `start(stub, context, request, reply, callback)` begins it.
+  template <typename Reply, typename Request, typename Start>
+  absl::StatusOr<Reply> Call(Start start, const Request& request, absl::Duration timeout) const;
+
   std::string socket_;
+  std::function<bool()> interrupted_;
 };
 
 }  // namespace zeroshard

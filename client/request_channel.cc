@@ -14,6 +14,7 @@ using trainer::v1::SessionRequest;
 
 // How long a waiter sleeps before it looks at what is not in the page.
 constexpr absl::Duration kSlice = absl::Milliseconds(20);
+constexpr absl::Duration kInterruptInterval = absl::Milliseconds(100);
 // How long the reason of a failure may stay behind the page that tells of it.
 constexpr absl::Duration kReasonPatience = absl::Seconds(2);
 // Failures that are remembered for a late Wait.
@@ -25,18 +26,21 @@ absl::Status LostReason() {
 
 }  // namespace
 
-RequestChannel::RequestChannel(const RankPage& page, absl::Duration timeout)
+RequestChannel::RequestChannel(const RankPage& page, absl::Duration timeout,
+                               std::function<bool()> interrupted)
     : completions_(page),
       timeout_(timeout),
+      interrupted_(std::move(interrupted)),
       pending_(completions_),
       watcher_(completions_, [this](uint64_t id) { return Poll(id); }) {}
 
 RequestChannel::~RequestChannel() { Close(absl::CancelledError("the session was closed")); }
 
-absl::StatusOr<std::unique_ptr<RequestChannel>> RequestChannel::Open(const RankPage& page,
-                                                                     Stream::Options options,
-                                                                     absl::Duration timeout) {
-  std::unique_ptr<RequestChannel> channel(new RequestChannel(page, timeout));
+absl::StatusOr<std::unique_ptr<RequestChannel>> RequestChannel::Open(
+    const RankPage& page, Stream::Options options, absl::Duration timeout,
+    std::function<bool()> interrupted) {
+  std::unique_ptr<RequestChannel> channel(
+      new RequestChannel(page, timeout, std::move(interrupted)));
   ZS_ASSIGN_OR_RETURN(channel->stream_, Stream::Open(std::move(options), channel.get()));
   ZS_RETURN_IF_ERROR(channel->completions_.CheckUnused());
   return channel;
@@ -125,6 +129,7 @@ absl::Status RequestChannel::Await(const std::function<bool()>& ready, absl::Dur
                                    const std::function<std::string()>& what) {
   const absl::Time start = absl::Now();
   const absl::Time deadline = start + timeout;
+  absl::Time ask_again = start + kInterruptInterval;
   while (true) {
     const uint32_t ticket = completions_.ticket();
     if (ready()) return absl::OkStatus();
@@ -138,6 +143,10 @@ absl::Status RequestChannel::Await(const std::function<bool()>& ready, absl::Dur
       return absl::DeadlineExceededError(absl::StrCat(what(), ": not complete after ",
                                                       absl::FormatDuration(now - start), "; ",
                                                       stream_->Describe()));
+    }
+    if (interrupted_ && now >= ask_again) {
+      if (interrupted_()) return absl::CancelledError(absl::StrCat(what(), ": interrupted"));
+      ask_again = now + kInterruptInterval;
     }
     completions_.Await(ticket, std::min(kSlice, deadline - now));
   }

@@ -33,11 +33,11 @@ namespace zeroshard {
 
 class RequestChannel final : private StreamOwner {
  public:
-  // Opens the stream. `page` must outlive the channel; `timeout` is the one of Submit and the
-  // default of Wait.
-  static absl::StatusOr<std::unique_ptr<RequestChannel>> Open(const RankPage& page,
-                                                              Stream::Options options,
-                                                              absl::Duration timeout);
+  // Opens the stream. `page` must outlive the channel; `timeout` is the one of Submit and the default
+  // of Wait. `interrupted`, when set, is asked now and then by blocked calls; true ends them.
+  static absl::StatusOr<std::unique_ptr<RequestChannel>> Open(
+      const RankPage& page, Stream::Options options, absl::Duration timeout,
+      std::function<bool()> interrupted = {});
   ~RequestChannel() override;
 
   const trainer::v1::HelloReply& hello() const { return stream_->hello(); }
@@ -70,7 +70,7 @@ class RequestChannel final : private StreamOwner {
     bool reported = false;  // a Wait or Step has returned it
   };
 
-  RequestChannel(const RankPage& page, absl::Duration timeout);
+  RequestChannel(const RankPage& page, absl::Duration timeout, std::function<bool()> interrupted);
 
   void WithUnfinished(const std::function<void(const std::vector<SharedRequest>&)>&) override;
   void OnFailure(uint64_t id, absl::Status reason) override;
@@ -91,6 +91,7 @@ class RequestChannel final : private StreamOwner {
 
   const Completions completions_;
   const absl::Duration timeout_;
+  const std::function<bool()> interrupted_;
   std::atomic<uint64_t> next_id_{1};
   std::atomic<uint64_t> last_step_id_{0};
 

@@ -36,7 +36,7 @@ struct Session::Impl {
         slots(attachment.gradient_window.size()),
         groups(std::move(attach_options.groups)) {}
 
-  absl::Status Open();
+  absl::Status Open(std::function<bool()> interrupted);
   absl::Status CheckHere() const;
   absl::Status CheckUnit(uint32_t unit) const;
   absl::StatusOr<RequestId> SubmitUsingSlot(SessionRequest request, uint64_t offset,
@@ -63,7 +63,7 @@ struct Session::Impl {
   std::unique_ptr<RequestChannel> channel;  // last: its threads end first
 };
 
-absl::Status Session::Impl::Open() {
+absl::Status Session::Impl::Open(std::function<bool()> interrupted) {
   const trainer::v1::AttachReply& reply = attachment.reply;
   for (const auto& line : reply.ledger()) {
     ledger.push_back({line.state(), line.tier(), line.holder(), line.bytes(), line.formula_bytes(),
@@ -76,8 +76,9 @@ absl::Status Session::Impl::Open() {
                           .rank = rank,
                           .generation = reply.generation(),
                           .patience = timeout};
-  ZS_ASSIGN_OR_RETURN(channel, RequestChannel::Open(*attachment.rank_page.As<RankPage>(),
-                                                    std::move(options), timeout));
+  ZS_ASSIGN_OR_RETURN(channel,
+                      RequestChannel::Open(*attachment.rank_page.As<RankPage>(), std::move(options),
+                                           timeout, std::move(interrupted)));
   const trainer::v1::HelloReply& hello = channel->hello();
   state = {.step = hello.step(),
            .attempt = hello.attempt(),
@@ -128,10 +129,11 @@ Session::~Session() {
 }
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Attach(AttachOptions options) {
-  DaemonClient daemon(options.socket);
+  std::function<bool()> interrupted = options.interrupted;
+  DaemonClient daemon(options.socket, interrupted);
   ZS_ASSIGN_OR_RETURN(Attachment attachment, AttachRank(daemon, options));
   auto impl = std::make_unique<Impl>(std::move(options), std::move(daemon), std::move(attachment));
-  ZS_RETURN_IF_ERROR(impl->Open());
+  ZS_RETURN_IF_ERROR(impl->Open(std::move(interrupted)));
   return std::unique_ptr<Session>(new Session(std::move(impl)));
 }
 
@@ -358,6 +360,12 @@ absl::Status Session::Detach(JobState job_state) {
     impl_->channel->Close(absl::FailedPreconditionError("this rank has left the job"));
   }
   return status;
+}
+
+void Session::Close() {
+  if (impl_->CheckHere().ok()) {
+    impl_->channel->Close(absl::FailedPreconditionError("this session is closed"));
+  }
 }
 
 }  // namespace zeroshard

@@ -89,6 +89,9 @@ struct AttachOptions {
   std::map<std::string, std::string> overrides{};  // dotted key -> JSON text, for "auto" entries
   absl::Duration timeout = absl::Minutes(5);       // to wait for the other ranks and the workers
   bool forward_only = false;                       // no gradients and no optimizer states
+  // Asked now and then by calls that block; when it returns true they end with Cancelled. Called on
+  // the blocked thread, without locks.
+  std::function<bool()> interrupted{};
 };
 
 // Where the rank stands, as the worker told it when the session opened.
@@ -225,6 +228,8 @@ class Session {
   // unless every rank said kKeep.
   enum class JobState { kEnd, kKeep };
   absl::Status Detach(JobState job_state = JobState::kEnd);
+  // Ends the session as the destructor does, but leaves the windows mapped. All later calls fail.
+  void Close();
 
  private:
   struct Impl;
