@@ -21,8 +21,9 @@ enum class KeyType : std::uint8_t {
   kText,      // one of `choices` (any case) when there are any
   kTextList,  // a bare string is a list of one
   kIntList,
-  kFloatPair,  // Adam's betas
-  kNumberish,  // anything at all: number, text, Infinity, list, null
+  kFloatPair,    // Adam's betas
+  kFloatOrList,  // one number, or one for each parameter group
+  kNumberish,    // anything at all: number, text, Infinity, list, null
   kBlock,
 };
 

@@ -24,6 +24,8 @@ std::string_view TypeName(KeyType type) {
       return "list of ints";
     case KeyType::kFloatPair:
       return "two floats";
+    case KeyType::kFloatOrList:
+      return "float or list";
     case KeyType::kNumberish:
       return "any";
     case KeyType::kBlock:

@@ -13,6 +13,7 @@ using enum KeyStatus;
 constexpr double kCount = 9223372036854775807.0;
 constexpr double kSmallest = std::numeric_limits<double>::denorm_min();
 
+constexpr std::string_view kNoStairs = "stairs are not in this build";
 constexpr std::string_view kOwnKernel = "the workers' own optimizer is used";
 constexpr KeySpec kMaxGradNorm = {"optimizer.params.max_grad_norm", kFloat, "", kRefused,
                                   "write the top-level key gradient_clipping instead"};
@@ -71,6 +72,9 @@ constexpr KeySpec Steps(std::string_view path, std::string_view value, double mi
 constexpr KeySpec Value(std::string_view path, std::string_view value) {
   return {path, kFloat, value, kHonoured, "", 0, kNoLimit, kStrict | kTrainer};
 }
+constexpr KeySpec PerGroup(std::string_view path, std::string_view value) {
+  return {path, kFloatOrList, value, kHonoured, "", 0, kNoLimit, kStrict | kTrainer};
+}
 constexpr KeySpec kWarmupType = {
     "scheduler.params.warmup_type", kText, "\"log\"", kHonoured, "", 0, 0, kTrainer, "log|linear"};
 constexpr KeySpec kLastIteration = Steps("scheduler.params.last_batch_iteration", "-1", -1);
@@ -78,17 +82,17 @@ constexpr KeySpec kWarmupSteps = Steps("scheduler.params.warmup_num_steps", "100
 constexpr KeySpec kTotalSteps = Steps("scheduler.params.total_num_steps", "", 1);
 
 constexpr std::array kWarmup = std::to_array<KeySpec>({
-    Value("scheduler.params.warmup_min_lr", "0.0"),
-    {"scheduler.params.warmup_max_lr", kFloat, "null", kHonoured, "null is the optimizer's lr", 0,
-     kNoLimit, kStrict | kNullable | kTrainer},
+    PerGroup("scheduler.params.warmup_min_lr", "0.0"),
+    {"scheduler.params.warmup_max_lr", kFloatOrList, "null", kHonoured,
+     "null is the optimizer's lr", 0, kNoLimit, kStrict | kNullable | kTrainer},
     kWarmupSteps,
     kWarmupType,
     kLastIteration,
 });
 constexpr std::array kWarmupDecay = std::to_array<KeySpec>({
     kTotalSteps,
-    Value("scheduler.params.warmup_min_lr", "0.0"),
-    Value("scheduler.params.warmup_max_lr", "0.001"),
+    PerGroup("scheduler.params.warmup_min_lr", "0.0"),
+    PerGroup("scheduler.params.warmup_max_lr", "0.001"),
     kWarmupSteps,
     kWarmupType,
     kLastIteration,
@@ -108,18 +112,27 @@ constexpr std::array kOneCycle = std::to_array<KeySpec>({
     Steps("scheduler.params.cycle_first_step_size", "2000", 1),
     {"scheduler.params.cycle_second_step_size", kInt, "null", kHonoured,
      "null is cycle_first_step_size", 1, kCount, kStrict | kNullable | kTrainer},
-    Steps("scheduler.params.cycle_first_stair_count", "0", 0),
-    {"scheduler.params.cycle_second_stair_count", kInt, "null", kHonoured,
-     "null is cycle_first_stair_count", 0, kCount, kStrict | kNullable | kTrainer},
+    {"scheduler.params.cycle_first_stair_count", kInt, "0", kRefused, kNoStairs, 0, kCount,
+     kStrict},
+    {"scheduler.params.cycle_second_stair_count", kInt, "null", kRefused, kNoStairs, 0, kCount,
+     kStrict | kNullable},
     Steps("scheduler.params.decay_step_size", "0", 0),
-    Flag("scheduler.params.cycle_momentum", "true", kNoEffect,
-         "the schedule moves the learning rate only"),
-    {"scheduler.params.cycle_min_mom", kFloat, "0.8", kNoEffect,
-     "the schedule moves the learning rate only", 0, 1, kStrict},
-    {"scheduler.params.cycle_max_mom", kFloat, "0.9", kNoEffect,
-     "the schedule moves the learning rate only", 0, 1, kStrict},
-    {"scheduler.params.decay_mom_rate", kFloat, "0.0", kNoEffect,
-     "the schedule moves the learning rate only", 0, kNoLimit, kStrict},
+    {"scheduler.params.cycle_momentum", kBool, "true", kHonoured,
+     "moves beta1 against the learning rate, and sets beta2 to 0.99", 0, 0, kStrict | kTrainer},
+    {"scheduler.params.cycle_min_mom", kFloat, "0.8", kHonoured, "", 0, 0.999999,
+     kStrict | kTrainer},
+    {"scheduler.params.cycle_max_mom", kFloat, "0.9", kHonoured, "", 0, 0.999999,
+     kStrict | kTrainer},
+    Value("scheduler.params.decay_mom_rate", "0.0"),
+    kLastIteration,
+});
+
+constexpr std::array kRangeTest = std::to_array<KeySpec>({
+    PerGroup("scheduler.params.lr_range_test_min_lr", "0.001"),
+    Steps("scheduler.params.lr_range_test_step_size", "2000", 1),
+    Value("scheduler.params.lr_range_test_step_rate", "1.0"),
+    {"scheduler.params.lr_range_test_staircase", kBool, "false", kHonoured, "", 0, 0,
+     kStrict | kTrainer},
     kLastIteration,
 });
 
@@ -128,6 +141,7 @@ constexpr std::array kSchedulers = std::to_array<VariantSpec>({
     {"WarmupDecayLR", kWarmupDecay},
     {"WarmupCosineLR", kWarmupCosine},
     {"OneCycle", kOneCycle},
+    {"LRRangeTest", kRangeTest},
 });
 
 }  // namespace

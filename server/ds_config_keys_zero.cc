@@ -24,7 +24,7 @@ constexpr std::string_view kChecked = "this is always checked";
 constexpr std::string_view kZeroPp = "ZeRO++ is not in this build";
 constexpr std::string_view kZenFlow = "ZenFlow is not in this build";
 constexpr std::string_view kLeaf =
-    "a rank can gather alone, so modules that only some ranks run need no marking";
+    "a leaf module is gathered whole, without looking into its children";
 
 constexpr std::array kKeys = std::to_array<KeySpec>({
     {"zero_optimization", kBlock, "", kHonoured, "true is stage 1 (deprecated)"},
@@ -162,10 +162,12 @@ constexpr std::array kKeys = std::to_array<KeySpec>({
      "Muon is not in this build"},
     {"zero_optimization.grad_hooks", kBool, "", kNoEffect,
      "it is documented by DeepSpeed and not in its code"},
-    {"zero_optimization.leaf_module", kBlock, "", kNoEffect, kLeaf, 0, 0, kNull},
-    {"zero_optimization.leaf_module.classes", kTextList, "", kNoEffect, kLeaf},
-    {"zero_optimization.leaf_module.names", kTextList, "[]", kNoEffect, kLeaf},
-    {"zero_optimization.leaf_module.name_suffixes", kTextList, "[]", kNoEffect, kLeaf},
+    {"zero_optimization.leaf_module", kBlock, "", kHonoured, kLeaf, 0, 0, kNull | kTrainer},
+    {"zero_optimization.leaf_module.classes", kTextList, "", kHonoured,
+     "class names, with or without their module", 0, 0, kTrainer},
+    {"zero_optimization.leaf_module.names", kTextList, "[]", kHonoured, kLeaf, 0, 0, kTrainer},
+    {"zero_optimization.leaf_module.name_suffixes", kTextList, "[]", kHonoured, kLeaf, 0, 0,
+     kTrainer},
     {"aio", kBlock, "", kNoEffect, kNoNvme, 0, 0, kNull, "", "", UnknownKeys::kIgnore},
     {"aio.block_size", kInt, "1048576", kNoEffect, kNoNvme, 512, 1 << 30, kStrict},
     {"aio.queue_depth", kInt, "8", kNoEffect, kNoNvme, 1, 4096, kStrict},

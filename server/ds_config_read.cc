@@ -237,8 +237,8 @@ void Reader::ReadScheduler(const JsonValue* block) {
   if (settings_.scheduler == nullptr) {
     findings_.Error(type->at,
                     Concat("scheduler.type ", Shorten(RenderJson(*type), 80),
-                           " is not in this build; known are WarmupLR, WarmupDecayLR, "
-                           "WarmupCosineLR and OneCycle; PyTorch's schedulers are given to "
+                           " is not known; known are WarmupLR, WarmupDecayLR, WarmupCosineLR, "
+                           "OneCycle and LRRangeTest; PyTorch's schedulers are given to "
                            "initialize() as an object"));
     return;
   }

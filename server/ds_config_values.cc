@@ -234,12 +234,13 @@ absl::StatusOr<NormalisedValue> NormaliseList(const KeySpec& spec, const JsonVal
     return out;
   }
   const bool pair = spec.type == KeyType::kFloatPair;
-  const std::string_view expected = pair ? "a list of two numbers" : "a list of whole numbers";
-  if (value.kind != Kind::kArray) return Mismatch(value, expected);
+  const bool whole = spec.type == KeyType::kIntList;
+  const std::string_view expected = pair ? "a list of two numbers" : "a list of numbers";
+  if (value.kind != Kind::kArray || value.items.empty()) return Mismatch(value, expected);
   if (pair && value.items.size() != 2) return Mismatch(value, expected);
   for (JsonValue& item : out.value.items) {
     ZS_ASSIGN_OR_RETURN(NormalisedValue one,
-                        pair ? NormaliseFloat(spec, item) : NormaliseInt(spec, item));
+                        whole ? NormaliseInt(spec, item) : NormaliseFloat(spec, item));
     item = std::move(one.value);
   }
   return out;
@@ -261,6 +262,9 @@ absl::StatusOr<NormalisedValue> NormaliseValue(const KeySpec& spec, const JsonVa
     case KeyType::kIntList:
     case KeyType::kFloatPair:
       return NormaliseList(spec, value);
+    case KeyType::kFloatOrList:
+      if (value.kind == Kind::kArray) return NormaliseList(spec, value);
+      return NormaliseFloat(spec, value);
     case KeyType::kNumberish:
       return NormalisedValue{.value = value, .warning = ""};
     case KeyType::kBlock:

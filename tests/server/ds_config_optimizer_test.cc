@@ -111,12 +111,23 @@ TEST(DsConfigScheduler, IsCheckedAndHandedOn) {
   EXPECT_EQ(Parsed(Scheduler("WarmupCosineLR", "total_num_steps: 9")).scheduler.params.size(), 6U);
 }
 
-TEST(DsConfigScheduler, OneCycleMovesTheLearningRateOnly) {
-  const DsConfig config =
-      Parsed(Scheduler("OneCycle", "cycle_min_lr: 1e-5, cycle_max_lr: 1e-3, cycle_momentum: true"));
-  EXPECT_EQ(config.scheduler.params.size(), 9U);
-  EXPECT_TRUE(absl::StrContains(absl::StrJoin(config.warnings, ""),
-                                "scheduler.params.cycle_momentum has no effect"));
+TEST(DsConfigScheduler, OneCycleHasNoStairs) {
+  const std::string bounds = "cycle_min_lr: 1e-5, cycle_max_lr: 1e-3";
+  const DsConfig config = Parsed(Scheduler("OneCycle", bounds + ", cycle_momentum: false"));
+  EXPECT_EQ(config.scheduler.params.size(), 11U);
+  EXPECT_TRUE(config.warnings.empty());
+  EXPECT_TRUE(absl::StrContains(
+      Refusal(Scheduler("OneCycle", bounds + ", cycle_first_stair_count: 3")), "stairs"));
+}
+
+TEST(DsConfigScheduler, ARateMayBeGivenForEachParameterGroup) {
+  const DsConfig config = Parsed(Scheduler("WarmupLR", "warmup_max_lr: [1e-3, 2e-3]"));
+  EXPECT_EQ(config.scheduler.params[1].second, "[1e-3, 2e-3]");
+  for (const std::string_view bad : {"[]", "[\"x\"]", "[-1]", "{}"}) {
+    EXPECT_TRUE(absl::StrContains(
+        Refusal(Scheduler("WarmupLR", absl::StrCat("warmup_max_lr: ", std::string(bad)))),
+        "scheduler.params.warmup_max_lr"));
+  }
 }
 
 TEST(DsConfigScheduler, RefusesWhatItCannotRun) {
@@ -127,7 +138,7 @@ TEST(DsConfigScheduler, RefusesWhatItCannotRun) {
   EXPECT_TRUE(absl::StrContains(Refusal("{scheduler: {type: \"WarmupCosineLR\"}}"),
                                 "total_num_steps must be given"));
   EXPECT_TRUE(absl::StrContains(Refusal(Scheduler("CosineAnnealingLR")), "known are WarmupLR"));
-  EXPECT_TRUE(absl::StrContains(Refusal(Scheduler("LRRangeTest")), "known are WarmupLR"));
+  EXPECT_TRUE(absl::StrContains(Refusal(Scheduler("warmuplr")), "known are WarmupLR"));
   EXPECT_TRUE(absl::StrContains(Refusal(Scheduler("WarmupLR", "warmup_steps: 3")),
                                 "it takes warmup_min_lr, warmup_max_lr, warmup_num_steps,"));
   EXPECT_TRUE(absl::StrContains(Refusal(Scheduler("WarmupLR", "warmup_num_steps: 0")),

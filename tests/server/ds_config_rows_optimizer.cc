@@ -42,6 +42,16 @@ std::vector<DeepSpeedRow> DeepSpeedOptimizerRows() {
        R"("type": "WarmupLR")"},
       {"scheduler.params.last_batch_iteration", "-1", "5", "-2", Fate::kHonoured,
        R"("type": "WarmupLR")"},
+      {"scheduler.params.lr_range_test_min_lr", "0.001", "[1e-3,1e-2]", "[]", Fate::kHonoured,
+       R"("type": "LRRangeTest")"},
+      {"scheduler.params.lr_range_test_step_size", "2000", "10", "0", Fate::kHonoured,
+       R"("type": "LRRangeTest")"},
+      {"scheduler.params.lr_range_test_step_rate", "1.0", "2", R"("x")", Fate::kHonoured,
+       R"("type": "LRRangeTest")"},
+      {"scheduler.params.lr_range_test_staircase", "false", "true", "1.5", Fate::kHonoured,
+       R"("type": "LRRangeTest")"},
+      {"scheduler.params.last_batch_iteration", "-1", "5", "-2", Fate::kHonoured,
+       R"("type": "LRRangeTest")"},
   };
 }
 

@@ -33,7 +33,7 @@ std::vector<DeepSpeedRow> DeepSpeedTopRows() {
       {"memory_breakdown", "false", "true", R"("x")", Fate::kNoEffect},
       {"dump_state", "false", "true", R"("x")", Fate::kNoEffect},
       {"graph_harvesting", "false", "true", R"("x")", Fate::kNoEffect},
-      {"dataloader_drop_last", "false", "true", R"("x")", Fate::kNoEffect},
+      {"dataloader_drop_last", "false", "true", R"("x")", Fate::kHonoured},
       {"log_level", "null", R"("info")", "5", Fate::kNoEffect},
       {"vocabulary_size", "null", "50304", "-1", Fate::kNoEffect},
       {"sequence_parallel_size", "1", "2", "0", Fate::kRefused},

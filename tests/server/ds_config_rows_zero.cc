@@ -104,9 +104,9 @@ std::vector<DeepSpeedRow> DeepSpeedZeroRows() {
       {"zero_optimization.save_muon_momentum_buffer_in_memory", "false", "true", "4",
        Fate::kNoEffect},
       {"zero_optimization.grad_hooks", "", "true", "4", Fate::kNoEffect},
-      {"zero_optimization.leaf_module.classes", "", R"(["a.B"])", "5", Fate::kNoEffect},
-      {"zero_optimization.leaf_module.names", "[]", R"("experts")", "[1]", Fate::kNoEffect},
-      {"zero_optimization.leaf_module.name_suffixes", "[]", R"(["mlp"])", "{}", Fate::kNoEffect},
+      {"zero_optimization.leaf_module.classes", "", R"(["a.B"])", "5", Fate::kHonoured},
+      {"zero_optimization.leaf_module.names", "[]", R"("experts")", "[1]", Fate::kHonoured},
+      {"zero_optimization.leaf_module.name_suffixes", "[]", R"(["mlp"])", "{}", Fate::kHonoured},
   };
 }
 
