@@ -9,6 +9,8 @@ KERNEL_COPTS = [
     "-fno-math-errno",
     "-fno-trapping-math",
     "-ffp-contract=off",
+    # No calls of memcpy and memset in place of small loops.
+    "-fno-tree-loop-distribute-patterns",
     "-Wno-psabi",
 ]
 

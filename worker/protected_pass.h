@@ -1,5 +1,5 @@
 // Runs an in-place pass so that a killed process's successor finishes it with the same bits
-// (protocol and conditions: worker/undo_area.h).
+// (protocol and conditions: storage/undo_area.h).
 //
 // Used for the optimizer update (arrays: master and states) and for `acc += sum` of micro-steps
 // after the first (array: the accumulator). Passes that only store what they computed from other
@@ -17,11 +17,11 @@
 
 #include <atomic>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "absl/types/span.h"
-#include "worker/undo_area.h"
+#include "storage/undo_area.h"
+#include "worker/undo_copy.h"
 
 namespace zeroshard {
 
@@ -49,23 +49,33 @@ namespace protected_internal {
 // nothing.
 inline void CompilerFence() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
-// Copies the group [begin, begin + elements) of the chunk's arrays into the record.
-inline void WriteRecord(LaneRecord& record, uint64_t sequence, const UndoKey& key,
-                        uint32_t chunk_index, const UndoChunk& chunk, uint64_t begin,
-                        uint32_t elements) {
-  record.sequence = sequence;
+// The copy loop for this processor.
+CopyFn BestUndoCopy();
+
+// The elements [begin, begin + elements) of a chunk, and the record they go to.
+struct Group {
+  uint64_t sequence = 0;
+  uint32_t chunk = 0;
+  uint32_t elements = 0;
+  uint64_t begin = 0;
+};
+
+// Copies what the group is about to change into the record.
+inline void WriteRecord(LaneRecord& record, const UndoKey& key, const UndoChunk& chunk,
+                        const Group& group, CopyFn copy) {
+  record.sequence = group.sequence;
   record.tag = key.tag;
   record.op = key.op;
-  record.chunk = chunk_index;
-  record.begin = begin;
-  record.elements = elements;
+  record.chunk = group.chunk;
+  record.begin = group.begin;
+  record.elements = group.elements;
   record.array_count = chunk.array_count;
   std::byte* payload = record.payload;
   for (uint32_t i = 0; i < chunk.array_count; ++i) {
     const UndoArray& array = chunk.arrays[i];
     record.element_bytes[i] = array.element_bytes;
-    const size_t bytes = size_t{elements} * array.element_bytes;
-    std::memcpy(payload, array.data + begin * array.element_bytes, bytes);
+    const size_t bytes = size_t{group.elements} * array.element_bytes;
+    copy(payload, array.data + group.begin * array.element_bytes, bytes);
     payload += bytes;
   }
 }
@@ -85,25 +95,27 @@ void RunProtectedChunk(const ProtectedPass& pass, uint32_t lane, uint32_t chunk_
                        const UndoChunk& chunk, Update&& update, Probe&& probe = Probe()) {
   namespace internal = protected_internal;
   if (pass.area.IsDone(chunk_index, pass.key.tag)) return;
-  uint64_t begin = internal::CheckedStart(pass, lane, chunk_index, chunk);
+  internal::Group group;
+  group.chunk = chunk_index;
+  group.begin = internal::CheckedStart(pass, lane, chunk_index, chunk);
   LaneArea& area = pass.area.lane(lane);
-  uint64_t sequence = area.header.position.load(std::memory_order_relaxed);
-  while (begin < chunk.elements) {
-    const uint64_t left = chunk.elements - begin;
-    const uint32_t elements =
+  group.sequence = area.header.position.load(std::memory_order_relaxed);
+  const internal::CopyFn copy = internal::BestUndoCopy();
+  while (group.begin < chunk.elements) {
+    const uint64_t left = chunk.elements - group.begin;
+    group.elements =
         left < chunk.group_elements ? static_cast<uint32_t>(left) : chunk.group_elements;
-    ++sequence;
+    ++group.sequence;
     probe(ProtectedPoint::kBeforeRecord);
-    internal::WriteRecord(area.records[sequence % 2], sequence, pass.key, chunk_index, chunk, begin,
-                          elements);
+    internal::WriteRecord(area.records[group.sequence % 2], pass.key, chunk, group, copy);
     probe(ProtectedPoint::kAfterRecord);
     internal::CompilerFence();
-    area.header.position.store(sequence, std::memory_order_release);
+    area.header.position.store(group.sequence, std::memory_order_release);
     internal::CompilerFence();
     probe(ProtectedPoint::kAfterPosition);
-    update(begin, begin + elements);
+    update(group.begin, group.begin + group.elements);
     probe(ProtectedPoint::kAfterUpdate);
-    begin += elements;
+    group.begin += group.elements;
   }
   internal::CompilerFence();
   pass.area.done(chunk_index).store(pass.key.tag, std::memory_order_release);
