@@ -110,6 +110,7 @@ struct alignas(64) MergeRecord {
 struct alignas(64) WorkerSlot {
   std::atomic<uint64_t> ready;    // attempt of the norm below
   std::atomic<uint64_t> applied;  // attempt
+  std::atomic<uint64_t> fence;    // the header's fence as seen before the worker's current round
   std::byte norm[560];            // ExactSum of squares over the worker's slices
 };
 
@@ -158,6 +159,9 @@ struct alignas(64) BoardHeader {
   std::atomic<uint64_t> attempt;  // the step in flight, from 1
   std::atomic<uint64_t> commit;   // last committed attempt << 1 | index of its JobNumbers
   std::atomic<uint64_t> epoch;    // raised with every change of parameters
+  // Raised by a home worker that took something back from the board; nobody uses the old value any more once
+  // every worker has copied the new fence into its slot.
+  std::atomic<uint64_t> fence;
   std::atomic<uint64_t> poison_claim;  // generation of the one who writes the text
   std::atomic<uint64_t> poisoned;      // generation << 8 | status code, 0 while alive
   char poison_text[kPoisonTextBytes];

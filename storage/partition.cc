@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "worker/undo_area.h"
+#include "storage/undo_area.h"
 
 namespace zeroshard {
 namespace {

@@ -32,7 +32,7 @@ inline constexpr uint64_t kAbsent = ~uint64_t{0};
 struct PartitionHeader {
   uint64_t magic;
   uint32_t version;
-  uint32_t worker;
+  uint32_t owner;  // worker, or rank of a local accumulator region
   uint64_t job_id;
   uint64_t layout_fingerprint;
   uint64_t bytes;

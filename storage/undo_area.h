@@ -27,8 +27,8 @@
 //     one over it is committed (noted elsewhere) or abandoned;
 //   - all threads run with the same MXCSR (ThreadPool sees to it);
 //   - a process that adopts an area calls Recover before anything else.
-#ifndef ZEROSHARD_WORKER_UNDO_AREA_H_
-#define ZEROSHARD_WORKER_UNDO_AREA_H_
+#ifndef ZEROSHARD_STORAGE_UNDO_AREA_H_
+#define ZEROSHARD_STORAGE_UNDO_AREA_H_
 
 #include <array>
 #include <atomic>
@@ -61,6 +61,9 @@ struct UndoChunk {
   uint64_t elements = 0;
   uint32_t group_elements = kDefaultUndoGroup;
 };
+
+// Whether the groups of a chunk fit in a record; InvalidArgument when not.
+absl::Status ValidateUndoChunk(const UndoChunk& chunk);
 
 // Which pass, and what it does (the caller's own number: the resolver of Recover needs it to find
 // the arrays).
@@ -164,4 +167,4 @@ class UndoArea {
 
 }  // namespace zeroshard
 
-#endif  // ZEROSHARD_WORKER_UNDO_AREA_H_
+#endif  // ZEROSHARD_STORAGE_UNDO_AREA_H_

@@ -1,0 +1,119 @@
+// Engine: one worker's part in its job, as a state machine over the board.
+//
+// Requests of the ranks and commands of the server come in; Advance looks at the board and does everything
+// that can be done now: sums gradients, copies puts, fills windows, makes or follows the decision of a step,
+// applies and commits it, completes requests. What it waits for is always an entry on the board, so a
+// successor that calls Recover and then Advance goes on where its predecessor died.
+//
+// The life of a step (attempt a), on the board:
+//   contributions, micro ends, arrival = a of every rank
+//     -> every worker sums its slices of all micro-steps, ready = a with its part of the norm
+//     -> the leader writes the decision of a
+//     -> every worker applies it, applied = a
+//     -> the leader commits: update counts, numbers, commit = a, attempt = a + 1
+//     -> home workers complete the ranks' step requests
+// Loop thread only.
+#ifndef ZEROSHARD_WORKER_ENGINE_H_
+#define ZEROSHARD_WORKER_ENGINE_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/records.pb.h"
+#include "worker/engine_context.h"
+#include "worker/rank_port.h"
+#include "worker/shard.h"
+#include "worker/window_keeper.h"
+
+namespace zeroshard {
+
+class Engine {
+ public:
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(JobMemory& memory, ThreadPool& pool,
+                                                        Clock& clock, EngineOutput& output);
+
+  // After a predecessor's death: repairs torn groups. Returns a sentence about what was found.
+  absl::StatusOr<std::string> Recover();
+
+  // `rank` must be one of this worker's.
+  void OnHello(uint32_t rank, const trainer::v1::Hello& hello);
+  void OnRequest(uint32_t rank, const trainer::v1::SessionRequest& request);
+  // Nobody waits for a dead rank but the server, which gives its successor time to attach.
+  void OnRankDied(uint32_t rank);
+  // All ranks are gone: the leader drops the step in flight unless it is decided; clears a poison.
+  void OnDropAttempt(uint64_t generation);
+  // Poison from the server (a rank did not come back in time).
+  void OnPoison(const absl::Status& status) { context_.Poison(status); }
+
+  // Does all that can be done now.
+  void Advance();
+  // Checks deadlines; call a few times a second.
+  void Tick();
+
+  // Whether no step is being decided or applied: states are those of the last commit.
+  bool AtBoundary() const;
+
+  // The job's numbers, update counts and user_states as of the last commit.
+  records::v1::JobState JobState() const;
+  // After this worker's shard was loaded: every worker forgets gradients of the step in flight; the leader
+  // sets the job's numbers. With parameters_only the numbers stay.
+  absl::Status FinishRestore(const records::v1::JobState& state, bool parameters_only);
+  // Waits until `unit` lies whole in the window, which a copied window may take other workers for.
+  absl::Status MakeReadable(uint32_t unit, absl::Duration timeout);
+
+  Shard& shard() { return shard_; }
+  EngineContext& context() { return context_; }
+  internal::v1::Stats Stats() const;
+
+ private:
+  Engine(JobMemory& memory, Clock& clock, EngineOutput& output, Shard shard, ThreadPool& pool,
+         ReductionPlan plan, ReductionPlan single);
+  absl::Status OpenLocalAccumulators();
+  absl::StatusOr<std::optional<uint32_t>> RecoverLocal(uint32_t rank);
+  std::optional<uint32_t> UnfinishedUnit(const UndoArea& undo, const PartitionPlan& plan) const;
+  void CheckArrivals(absl::Duration timeout);
+  void CheckScatters(uint32_t rank, absl::Duration timeout);
+
+  bool AdvanceOnce();
+  bool FollowAttempt();
+  bool MergeDirty();
+  bool MergeUnit(uint32_t unit);
+  bool MergeLocal(uint32_t rank, uint32_t unit);
+  void FinishUnit(std::optional<uint32_t>& unfinished);
+  std::optional<std::vector<GradientInput>> Inputs(uint32_t unit, Tag tag) const;
+  std::optional<GradientInput> InputOf(uint32_t rank, uint32_t unit, Tag tag) const;
+  std::optional<std::vector<GradientInput>> LocalInputs(uint32_t unit) const;
+  bool CopyPuts();
+  bool AnnounceReady();
+  bool Decide();
+  bool Apply();
+  bool Commit();
+  bool AllArrived() const;
+  uint64_t CountBefore(uint32_t parameter) const;
+  void SetInitialized(uint32_t unit);
+
+  EngineContext context_;
+  ThreadPool& pool_;
+  Shard shard_;
+  const ReductionPlan plan_;    // over the ranks
+  const ReductionPlan single_;  // of one input
+  std::vector<std::unique_ptr<RankPort>> ports_;              // by rank; null for others' ranks
+  std::vector<std::optional<AccumulatorSpace>> local_;        // by rank; stage 1
+  WindowKeeper keeper_;
+  // A unit whose sum a predecessor left in the middle: no other is summed in place before it.
+  std::optional<uint32_t> unfinished_;
+  std::vector<std::optional<uint32_t>> unfinished_local_;  // by rank
+  uint64_t attempt_ = 0;                                   // as of the last FollowAttempt
+  // Leader: since when it waits for arrivals, and when each rank was last heard of.
+  std::optional<absl::Duration> waiting_since_;
+  std::vector<uint64_t> activity_;
+  std::vector<absl::Duration> active_at_;
+};
+
+}  // namespace zeroshard
+
+#endif  // ZEROSHARD_WORKER_ENGINE_H_

@@ -1,0 +1,107 @@
+// The job's own state, as checkpoints hold it.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "worker/engine.h"
+
+namespace zeroshard {
+
+records::v1::JobState Engine::JobState() const {
+  const Board& board = context_.board();
+  const JobNumbers& numbers = board.numbers();
+  records::v1::JobState state;
+  state.set_step(numbers.step);
+  state.set_updates(numbers.updates);
+  state.set_skipped(numbers.skipped);
+  state.mutable_loss_scale()->set_scale(numbers.loss_scale);
+  state.mutable_loss_scale()->set_hysteresis_left(numbers.scaler_hysteresis);
+  state.mutable_loss_scale()->set_iteration(numbers.scaler_iteration);
+  state.mutable_loss_scale()->set_last_overflow(numbers.scaler_last_overflow);
+  for (uint32_t parameter = 0; parameter < context_.layout().parameters().size(); ++parameter) {
+    state.add_parameter_updates(board.update_count(parameter).load() & 0xffffffff);
+  }
+  state.set_world_size(context_.memory().ranks());
+  for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
+    const auto bytes = context_.memory().user_states().Read(rank, board.committed_attempt());
+    state.add_user_states(bytes.data(), bytes.size());
+  }
+  return state;
+}
+
+// A restore commits the attempt in flight with the checkpoint's numbers; gradients sent for it are dropped.
+absl::Status Engine::FinishRestore(const records::v1::JobState& state, bool parameters_only) {
+  const Board& board = context_.board();
+  for (uint32_t unit = 0; unit < context_.layout().units().size(); ++unit) SetInitialized(unit);
+  shard_.Abandon();
+  BoardHeader& header = board.header();
+  if (!context_.is_leader()) return absl::OkStatus();
+  header.epoch.fetch_add(1);
+  const uint64_t attempt = board.attempt();
+  JobNumbers numbers = board.numbers();
+  if (!parameters_only) {
+    const size_t parameters = context_.layout().parameters().size();
+    if (static_cast<size_t>(state.parameter_updates_size()) != parameters) {
+      return absl::DataLossError(absl::StrCat("the checkpoint counts updates of ",
+                                              state.parameter_updates_size(), " parameters of ",
+                                              parameters));
+    }
+    for (uint32_t parameter = 0; parameter < parameters; ++parameter) {
+      board.update_count(parameter).store(state.parameter_updates(static_cast<int>(parameter)) &
+                                          0xffffffff);
+    }
+    numbers.step = state.step();
+    numbers.updates = state.updates();
+    numbers.skipped = state.skipped();
+    numbers.loss_scale = state.loss_scale().scale();
+    numbers.scaler_hysteresis = state.loss_scale().hysteresis_left();
+    numbers.scaler_iteration = state.loss_scale().iteration();
+    numbers.scaler_last_overflow = state.loss_scale().last_overflow();
+  }
+  const bool same_world = state.user_states_size() == static_cast<int>(context_.memory().ranks());
+  for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
+    std::span<const std::byte> bytes =
+        context_.memory().user_states().Read(rank, board.committed_attempt());
+    if (!parameters_only) bytes = {};
+    if (!parameters_only && same_world) {
+      const std::string& saved = state.user_states(static_cast<int>(rank));
+      bytes = {reinterpret_cast<const std::byte*>(saved.data()), saved.size()};
+    }
+    ZS_RETURN_IF_ERROR(context_.memory().user_states().Write(rank, attempt,
+                                                             board.committed_attempt(), bytes));
+  }
+  const uint64_t spare = (header.commit.load() & 1) ^ 1;
+  header.numbers[spare] = numbers;
+  header.commit.store(attempt << 1 | spare, std::memory_order_release);
+  header.attempt.store(attempt + 1, std::memory_order_release);
+  context_.RingAll();
+  return absl::OkStatus();
+}
+
+absl::Status Engine::MakeReadable(uint32_t unit, absl::Duration timeout) {
+  const Board& board = context_.board();
+  const absl::Duration deadline = context_.now() + timeout;
+  const bool resident = context_.memory().plan().unit(unit).resident;
+  while (true) {
+    bool readable = true;
+    const uint64_t epoch = board.header().epoch.load();
+    if (!resident && board.wanted(unit).load() != epoch) {
+      board.wanted(unit).store(epoch);
+      context_.MarkDirty(unit);
+      context_.RingAll();
+    }
+    keeper_.Fill(unit, shard_);
+    for (uint32_t worker = 0; worker < context_.memory().workers(); ++worker) {
+      readable &= board.initialized(worker, unit).load(std::memory_order_acquire) != 0;
+      if (!resident) readable &= board.fill(worker, unit).load() == epoch;
+    }
+    if (readable) return absl::OkStatus();
+    if (context_.now() > deadline) {
+      return absl::DeadlineExceededError(absl::StrCat("no values of ", context_.UnitName(unit),
+                                                      " within ", absl::FormatDuration(timeout)));
+    }
+    context_.SleepFor(absl::Microseconds(200));
+  }
+}
+
+}  // namespace zeroshard

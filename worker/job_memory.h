@@ -1,0 +1,97 @@
+// JobMemory: all that one worker maps of its job, found by meaning.
+//
+// Owns the mappings and the descriptors that came with WorkerStart; built once at start, constant after
+// that, and read by the loop thread and the lanes. The memory itself belongs to the server and outlives
+// this process; what may be written by whom is said in storage/board.h and docs/partition.md.
+#ifndef ZEROSHARD_WORKER_JOB_MEMORY_H_
+#define ZEROSHARD_WORKER_JOB_MEMORY_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/shared_memory.h"
+#include "base/unique_fd.h"
+#include "proto/internal.pb.h"
+#include "storage/board.h"
+#include "storage/layout.h"
+#include "storage/partition.h"
+#include "storage/rank_page.h"
+
+namespace zeroshard {
+
+class JobMemory {
+ public:
+  // `fds` are the descriptors of start.regions(), in order. InvalidArgument or DataLoss when a region is
+  // missing, too short, or of another job. Formats fresh regions unless start.recover().
+  static absl::StatusOr<std::unique_ptr<JobMemory>> Create(internal::v1::WorkerStart start,
+                                                           std::vector<UniqueFd> fds);
+
+  const internal::v1::WorkerStart& start() const { return start_; }
+  const model::v1::EngineConfig& config() const { return start_.config(); }
+  const Layout& layout() const { return *layout_; }
+  const PartitionPlan& plan() const { return *plan_; }
+  const PartitionPlan& local_plan() const { return *local_plan_; }
+  bool has_local_accumulators() const { return local_plan_.has_value(); }
+  const Board& board() const { return *board_; }
+  const UserStates& user_states() const { return *user_states_; }
+
+  uint32_t worker() const { return start_.worker(); }
+  uint32_t workers() const { return start_.workers(); }
+  uint32_t ranks() const { return static_cast<uint32_t>(start_.ranks_size()); }
+  bool is_home_of(uint32_t rank) const { return start_.ranks(rank).home_worker() == worker(); }
+
+  std::byte* partition() const { return partition_.data(); }
+  std::byte* window() const { return window_.data(); }
+  int window_fd() const { return window_fd_.get(); }
+  std::span<const std::byte> gradient_window(uint32_t rank) const { return gradients_[rank].bytes(); }
+  // Stage 1: the region of a rank's local accumulators.
+  std::byte* local_accumulator(uint32_t rank) const { return local_[rank].data(); }
+  // Completion page of a rank whose home this worker is.
+  RankPage* rank_page(uint32_t rank) const;
+  int doorbell(uint32_t worker) const { return doorbells_[worker].get(); }
+  UniqueFd TakeListener() { return std::move(listener_); }
+
+  // Parameters at rest of this worker's shard of a unit: in the window or in the partition. Points at the
+  // unit's element 0 (which may lie outside the shard: index by element of the unit within it only).
+  std::byte* parameters_at_rest(uint32_t unit) const;
+  // The unit in the window.
+  std::byte* unit_window(uint32_t unit) const {
+    return window() + layout_->units()[unit].window_offset;
+  }
+
+ private:
+  JobMemory() = default;
+  absl::Status MapRegions(std::vector<UniqueFd> fds);
+  absl::Status MapRegion(const internal::v1::WorkerRegion& region, UniqueFd fd);
+  absl::Status CheckRegions() const;
+  absl::Status OpenBoard();
+  absl::Status OpenStates() const;
+  // Formats a zeroed region of states, or checks that a predecessor's is this job's. `owner`: worker or rank.
+  absl::Status OpenStateRegion(std::byte* memory, const PartitionPlan& plan, uint32_t owner) const;
+
+  internal::v1::WorkerStart start_;
+  std::optional<Layout> layout_;
+  std::optional<PartitionPlan> plan_;
+  std::optional<PartitionPlan> local_plan_;
+  std::optional<Board> board_;
+  std::optional<UserStates> user_states_;
+  MappedRegion partition_;
+  MappedRegion window_;
+  MappedRegion board_memory_;
+  MappedRegion user_state_memory_;
+  std::vector<MappedRegion> gradients_;   // by rank
+  std::vector<MappedRegion> local_;       // by rank
+  std::vector<MappedRegion> rank_pages_;  // by rank
+  std::vector<UniqueFd> doorbells_;       // by worker
+  UniqueFd window_fd_;
+  UniqueFd listener_;
+};
+
+}  // namespace zeroshard
+
+#endif  // ZEROSHARD_WORKER_JOB_MEMORY_H_

@@ -1,0 +1,76 @@
+// zeroshard-worker: owns one partition of one job. Started by zeroshardd with its link as descriptor 3.
+#include <signal.h>
+#include <sys/prctl.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "base/config.h"
+#include "base/fault_point.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "device/cpu/thread_pool.h"
+#include "proto/worker_link.h"
+#include "worker/control_link.h"
+#include "worker/engine.h"
+#include "worker/event_queue.h"
+#include "worker/job_memory.h"
+#include "worker/session_server.h"
+#include "worker/worker_loop.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr absl::Duration kStartTimeout = absl::Seconds(30);
+
+absl::Status RunWorker(ControlLink& link) {
+  ZS_ASSIGN_OR_RETURN(ControlLink::Start start, link.ReceiveStart(kStartTimeout));
+  const bool recover = start.start.recover();
+  ZS_ASSIGN_OR_RETURN(std::unique_ptr<JobMemory> memory,
+                      JobMemory::Create(std::move(start.start), std::move(start.regions)));
+  ZS_ASSIGN_OR_RETURN(std::unique_ptr<ThreadPool> pool,
+                      ThreadPool::Create({.threads = static_cast<int>(memory->start().lanes())}));
+  SystemClock clock;
+  EventQueue events(memory->doorbell(memory->worker()));
+  WorkerLoop loop(*memory, link, events, clock);
+  ZS_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Create(*memory, *pool, clock, loop));
+  loop.SetEngine(engine.get());
+
+  internal::v1::FromWorker ready;
+  if (recover) {
+    ZS_ASSIGN_OR_RETURN(*ready.mutable_ready()->mutable_recovery(), engine->Recover());
+  }
+  ready.mutable_ready()->set_step(memory->board().numbers().step);
+  ZS_ASSIGN_OR_RETURN(std::unique_ptr<SessionServer> sessions,
+                      SessionServer::Start(memory->TakeListener(), memory->ranks(), events));
+  loop.SetSessions(sessions.get());
+  ZS_RETURN_IF_ERROR(link.Send(ready));
+  LogInfo(absl::StrCat("worker ready job=", memory->start().job(), " worker=", memory->worker(),
+                       " lanes=", pool->lanes(), " recovery=\"", ready.ready().recovery(), "\""));
+  return loop.Run();
+}
+
+int Main() {
+  // A worker without its server has no one to serve.
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  signal(SIGPIPE, SIG_IGN);
+  ControlLink link{UniqueFd(kWorkerLinkFd)};
+  absl::Status status = ArmFaultPointsFromEnv();
+  if (status.ok()) status = RunWorker(link);
+  if (status.ok()) return EXIT_SUCCESS;
+  LogError(absl::StrCat("worker ends error=\"", status.message(), "\""));
+  internal::v1::FromWorker fatal;
+  fatal.mutable_fatal()->set_code(static_cast<uint32_t>(status.raw_code()));
+  fatal.mutable_fatal()->set_message(std::string(status.message()));
+  link.Send(fatal).IgnoreError();
+  return EXIT_FAILURE;
+}
+
+}  // namespace
+}  // namespace zeroshard
+
+int main() { return zeroshard::Main(); }

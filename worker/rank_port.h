@@ -1,0 +1,110 @@
+// RankPort: what a home worker does for one of its ranks.
+//
+// Takes the rank's requests in order, checks them (a trainer is not trusted), posts their effects on the
+// board, and publishes completions in the rank's page. Scatters, micro ends and steps go through one queue,
+// in order; one gradient of a unit is on the board at a time, a further one waits. Gathers, releases and puts
+// do not queue behind them.
+//
+// Everything posted is idempotent by request id, so a rank may send again what was not completed when its
+// worker died. A new process of the rank (a Hello without reconnect) starts anew at id 1: gradients of the
+// dead process that not every worker has used are taken back first, because the new process will write to the
+// same window; its own replay brings the same bits. Loop thread only.
+#ifndef ZEROSHARD_WORKER_RANK_PORT_H_
+#define ZEROSHARD_WORKER_RANK_PORT_H_
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "proto/trainer.pb.h"
+#include "worker/engine_context.h"
+
+namespace zeroshard {
+
+class RankPort {
+ public:
+  RankPort(EngineContext& context, uint32_t rank);
+
+  // A stream of this rank opened; the reply goes out when the rank's place in the step is settled.
+  void Hello(const trainer::v1::Hello& hello);
+  void Submit(const trainer::v1::SessionRequest& request);
+  // Posts what can be posted and completes what is complete. Returns whether anything was posted.
+  bool Poll();
+  // Fails everything that waits, and everything that comes until the next Hello.
+  void Fail(const absl::Status& status);
+  // Publishes the generation and epoch in the rank's page.
+  void Refresh();
+
+  // When the oldest gradient on the board has waited for other ranks; for the deadline.
+  struct Waiting {
+    uint32_t unit = 0;
+    Tag tag = 0;
+    absl::Duration since;
+  };
+  std::optional<Waiting> OldestScatter() const;
+
+ private:
+  using Request = trainer::v1::SessionRequest;
+  struct Posted {
+    uint64_t id = 0;
+    enum class Kind { kGather, kScatter, kPut, kStep } kind = Kind::kGather;
+    std::vector<uint32_t> units;
+    uint64_t mark = 0;  // tag, put tag or attempt
+    absl::Duration since;
+  };
+
+  RankSlot& slot() const { return context_.board().rank(rank_); }
+  // How far a new process has taken over from the dead one before it.
+  enum class Takeover { kNone, kMicroEnd, kContributions, kFinish };
+
+  bool HasArrived() const;
+  void TakeBackMicroEnd();
+  void TakeBackContributions();
+  void FinishTakeover();
+  void RaiseFence();
+  bool FenceSeen() const;
+  bool PollHello();
+  void ReplyHello();
+
+  absl::Status Gather(const Request& request);
+  absl::Status Release(const Request& request);
+  absl::Status Put(const Request& request);
+  absl::Status CheckQueued(const Request& request) const;
+  bool PostQueued();
+  // False while it must wait for an earlier gradient of the unit.
+  bool PostScatter(const Request& request);
+  absl::Status PostStep(const Request& request);
+  bool PostPut();
+
+  void PostOrder(uint64_t id, const trainer::v1::Gather& gather);
+  void CompareOrder(uint64_t attempt, uint64_t index, uint32_t unit) const;
+  void CountGather(uint32_t unit);
+  void Pin(uint64_t id, uint32_t unit, int64_t change) const;
+
+  bool IsComplete(const Posted& posted);
+  bool IsReadable(uint32_t unit);
+  void CompleteStep(const Posted& posted);
+  void Complete(uint64_t id, RankPage::Outcome outcome);
+  void FailRequest(uint64_t id, const absl::Status& status);
+  void Record(const Posted& posted);
+  absl::Status CheckUnits(const google::protobuf::RepeatedField<uint32_t>& units) const;
+  absl::Status CheckWindow(uint64_t offset, uint64_t bytes) const;
+
+  EngineContext& context_;
+  const uint32_t rank_;
+  RankPage* const page_;
+  std::optional<trainer::v1::Hello> hello_;
+  Takeover takeover_ = Takeover::kNone;
+  uint64_t fence_ = 0;
+  std::deque<Request> queue_;
+  std::deque<Request> puts_;
+  std::vector<Posted> posted_;
+  bool wake_ = false;  // the page changed since the last wake-up
+};
+
+}  // namespace zeroshard
+
+#endif  // ZEROSHARD_WORKER_RANK_PORT_H_

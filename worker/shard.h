@@ -1,0 +1,158 @@
+// Shard: what one worker does with the bytes of its partition, as plain functions over memory.
+//
+// Put, Accumulate, Norm, Apply and the checkpoint's reads and writes; when they may run is the engine's
+// business (worker/engine.h). Every pass that changes state in place runs under the undo record, so that a
+// successor that calls the same function with the same arguments finishes it bit for bit. Loop thread only;
+// the work is spread over the pool's lanes.
+#ifndef ZEROSHARD_WORKER_SHARD_H_
+#define ZEROSHARD_WORKER_SHARD_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "device/cpu/thread_pool.h"
+#include "storage/board.h"
+#include "worker/exact_sum.h"
+#include "worker/grad_norm.h"
+#include "worker/job_memory.h"
+#include "worker/optim/kernels.h"
+#include "worker/protected_pass.h"
+#include "worker/reduce_kernel.h"
+#include "worker/reduction_tree.h"
+
+namespace zeroshard {
+
+// One input of a sum: a rank's gradient or a partial sum of several.
+struct GradientInput {
+  const std::byte* data = nullptr;  // the unit's element 0; null: takes no part
+  DType dtype = DType::kFloat32;
+  float weight = 1.0f;  // 1: not multiplied
+  Presence present = {};
+};
+
+// The sum of one micro-step of one unit.
+struct AccumulateJob {
+  uint32_t unit = 0;
+  Tag tag = 0;
+  const ReductionPlan* plan = nullptr;
+  std::span<const GradientInput> inputs;
+  Presence before = {};  // parameters that the accumulator already holds in this attempt
+};
+
+// Accumulators of whole units or of a worker's slices, with their undo area.
+class AccumulatorSpace {
+ public:
+  // `plan` and `memory` must outlive this.
+  static absl::StatusOr<AccumulatorSpace> Open(const Layout& layout, const PartitionPlan& plan,
+                                               std::byte* memory, DType dtype);
+
+  // Adds the inputs' sum to the accumulator, or stores it where `before` says that nothing is there yet.
+  // Returns the presence afterwards.
+  Presence Accumulate(const AccumulateJob& job, ThreadPool& pool) const;
+
+  // Element 0 of the unit (index within the slice only).
+  std::byte* data(uint32_t unit) const;
+  DType dtype() const { return dtype_; }
+  const UndoArea& undo() const { return undo_; }
+  UndoChunk UndoOf(uint32_t chunk) const;
+
+ private:
+  AccumulatorSpace(const Layout& layout, const PartitionPlan& plan, std::byte* memory, DType dtype,
+                   UndoArea undo)
+      : layout_(&layout), plan_(&plan), memory_(memory), dtype_(dtype), undo_(undo) {}
+  struct Run;
+  std::vector<Run> PlanRuns(const AccumulateJob& job) const;
+
+  const Layout* layout_;
+  const PartitionPlan* plan_;
+  std::byte* memory_;
+  DType dtype_;
+  UndoArea undo_;
+};
+
+// One worker's optimizer step.
+struct ApplyJob {
+  uint64_t attempt = 0;
+  float grad_scale = 1.0f;
+  // For each parameter the index of its arguments, or kNotUpdated.
+  std::span<const uint32_t> args_of;
+  std::span<const UpdateArgs> args;
+};
+inline constexpr uint32_t kNotUpdated = ~uint32_t{0};
+
+class Shard {
+ public:
+  static absl::StatusOr<Shard> Open(JobMemory& memory, ThreadPool& pool);
+
+  // Puts back what a killed predecessor tore; its pass is finished by calling it again.
+  absl::Status Recover() const;
+  // The step in flight that an unfinished pass belongs to.
+  static uint64_t AttemptOfPass(const UndoKey& key) { return AttemptOf(key.tag >> 1); }
+  // Forgets unfinished passes of a dropped attempt.
+  void Abandon() const { accumulators_.undo().Abandon(); }
+
+  // Copies the part of `values` (elements [offset, offset + elements) of the unit) that lies in this
+  // worker's slices to the parameters at rest and the master, and notes it. Returns whether the worker now
+  // has values for its whole shard.
+  bool Put(uint32_t unit, uint64_t offset, uint64_t elements, const std::byte* values) const;
+
+  const AccumulatorSpace& accumulators() const { return accumulators_; }
+
+  // Adds the squares of this worker's accumulated gradients of the present parameters.
+  void AddSquares(uint32_t unit, const Presence& present, ExactSum& sum) const;
+
+  // The optimizer update of all units, then the new parameters in the window.
+  void Apply(const ApplyJob& job) const;
+
+  // Copies this worker's shard of a unit into the window.
+  void FillWindow(uint32_t unit) const;
+
+  // The arrays of one unit that a checkpoint holds: "parameter", "master" and the optimizer's states.
+  // kShard: the grains of which this worker is responsible (to write); kSlice: all that it holds, which is
+  // more at stage 0 (to read).
+  enum class Extent { kShard, kSlice };
+  struct StateArray {
+    std::string kind;
+    DType dtype = DType::kFloat32;
+    GrainRange grains;
+    std::span<std::byte> bytes;
+  };
+  std::vector<StateArray> StateArrays(uint32_t unit, Extent extent) const;
+  // Marks the unit's shard as holding values.
+  void MarkLoaded(uint32_t unit) const;
+
+ private:
+  Shard(JobMemory& memory, ThreadPool& pool, AccumulatorSpace accumulators)
+      : memory_(&memory), pool_(&pool), accumulators_(accumulators) {}
+  float* master(uint32_t unit) const;
+  float* state(uint32_t unit, uint32_t slot) const;
+  UndoChunk ApplyUndo(uint32_t chunk) const;
+  void ApplyRange(const UpdatePass& pass, uint32_t unit, uint64_t begin, uint64_t end) const;
+  void CopyToMaster(uint32_t unit, uint64_t begin, uint64_t end, const std::byte* values) const;
+  bool MarkPut(uint32_t unit, uint64_t begin, uint64_t end) const;
+
+  JobMemory* memory_;
+  ThreadPool* pool_;
+  AccumulatorSpace accumulators_;
+};
+
+// The elements [begin, end) of `unit` that belong to its parameters at the positions set in `present`,
+// clipped to [first, last): increasing, touching ranges merged.
+std::vector<ElementRange> PresentRanges(const Layout& layout, uint32_t unit, const Presence& present,
+                                        uint64_t first, uint64_t last);
+
+inline bool IsPresent(const Presence& presence, uint32_t position) {
+  return presence[position / 64] >> (position % 64) & 1;
+}
+// All parameters of the unit.
+Presence FullPresence(const Unit& unit);
+
+}  // namespace zeroshard
+
+#endif  // ZEROSHARD_WORKER_SHARD_H_

@@ -1,0 +1,136 @@
+#include "worker/shard_files.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "proto/records.pb.h"
+#include "storage/checkpoint.h"
+#include "storage/shard_writer.h"
+#include "worker/parameter_export.h"
+#include "worker/reduce_kernel.h"
+
+namespace zeroshard {
+namespace {
+
+using Extent = Shard::Extent;
+
+absl::StatusOr<uint64_t> SaveShard(Engine& engine, const internal::v1::SaveShard& command, int dir_fd) {
+  const EngineContext& context = engine.context();
+  const size_t units = context.layout().units().size();
+  uint64_t expected = 0;
+  for (uint32_t unit = 0; unit < units; ++unit) {
+    for (const Shard::StateArray& array : engine.shard().StateArrays(unit, Extent::kShard)) {
+      expected += array.bytes.size();
+    }
+  }
+  const CheckpointIdentity identity{.job_id = context.memory().start().job_id(),
+                                    .layout_fingerprint = context.layout().fingerprint(),
+                                    .step = context.board().numbers().step};
+  ZS_ASSIGN_OR_RETURN(ShardWriter writer,
+                      ShardWriter::Create(dir_fd, context.me(), identity, expected));
+  for (uint32_t unit = 0; unit < units; ++unit) {
+    if (command.exclude_frozen() && !context.layout().units()[unit].trainable) continue;
+    for (const Shard::StateArray& array : engine.shard().StateArrays(unit, Extent::kShard)) {
+      ZS_RETURN_IF_ERROR(writer.Append(unit, array.grains, array.kind, array.dtype, array.bytes));
+    }
+  }
+  return std::move(writer).Finish();
+}
+
+// The master of a unit whose checkpoint holds parameters only: their value, read in bounded pieces.
+absl::Status MasterFromParameter(CheckpointReader& reader, uint32_t unit, DType dtype,
+                                 const Shard::StateArray& master) {
+  std::vector<std::byte> piece;
+  for (uint64_t grain = master.grains.begin; grain < master.grains.end; grain += kMaxRecordGrains) {
+    const GrainRange range{grain, std::min(master.grains.end, grain + kMaxRecordGrains)};
+    piece.resize(range.elements() * SizeOf(dtype));
+    ZS_RETURN_IF_ERROR(reader.Read(unit, range, kKindParameter, dtype, piece));
+    const uint64_t skipped = range.first_element() - master.grains.first_element();
+    ConvertElements(piece.data(), dtype, master.bytes.data() + skipped * sizeof(float),
+                    DType::kFloat32, range.elements());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> RestoreUnit(Engine& engine, CheckpointReader& reader, uint32_t unit,
+                                     bool parameters_only) {
+  const Unit& layout_unit = engine.context().layout().units()[unit];
+  uint64_t bytes = 0;
+  if (!reader.Has(unit, kKindParameter)) {
+    if (!layout_unit.trainable) return bytes;  // left out as frozen
+    return absl::DataLossError(
+        absl::StrCat("the checkpoint holds no parameters of ", engine.context().UnitName(unit)));
+  }
+  for (const Shard::StateArray& array : engine.shard().StateArrays(unit, Extent::kSlice)) {
+    const bool derive = array.kind == kKindMaster && (parameters_only || !reader.Has(unit, kKindMaster));
+    if (derive) {
+      ZS_RETURN_IF_ERROR(MasterFromParameter(reader, unit, layout_unit.dtype, array));
+    } else if (!parameters_only || array.kind == kKindParameter) {
+      ZS_RETURN_IF_ERROR(reader.Read(unit, array.grains, array.kind, array.dtype, array.bytes));
+    }
+    bytes += array.bytes.size();
+  }
+  engine.shard().MarkLoaded(unit);
+  return bytes;
+}
+
+absl::StatusOr<uint64_t> RestoreShard(Engine& engine, const internal::v1::RestoreShard& command,
+                                      int dir_fd, internal::v1::ShardDone& done) {
+  const EngineContext& context = engine.context();
+  ZS_ASSIGN_OR_RETURN(CheckpointReader reader, CheckpointReader::Open(dir_fd));
+  if (reader.manifest().layout_fingerprint() != context.layout().fingerprint()) {
+    return absl::FailedPreconditionError(
+        "the checkpoint was written for other parameters (names, shapes, data types or modules differ)");
+  }
+  records::v1::JobState state;
+  if (!state.ParseFromString(command.job_state())) return absl::DataLossError("job state not readable");
+  // All is verified before the first byte of state changes.
+  ZS_RETURN_IF_ERROR(reader.Verify());
+  uint64_t bytes = 0;
+  for (uint32_t unit = 0; unit < context.layout().units().size(); ++unit) {
+    ZS_ASSIGN_OR_RETURN(const uint64_t unit_bytes,
+                        RestoreUnit(engine, reader, unit, command.parameters_only()));
+    bytes += unit_bytes;
+  }
+  ZS_RETURN_IF_ERROR(engine.FinishRestore(state, command.parameters_only()));
+  for (const std::string& user_state : state.user_states()) done.add_user_states(user_state);
+  return bytes;
+}
+
+absl::StatusOr<uint64_t> Run(Engine& engine, const internal::v1::ToWorker& command, int fd,
+                             internal::v1::ShardDone& done) {
+  if (!engine.AtBoundary()) {
+    return absl::FailedPreconditionError("a step is being applied: call between two steps");
+  }
+  if (command.has_save()) {
+    if (engine.context().is_leader()) done.set_job_state(engine.JobState().SerializeAsString());
+    return SaveShard(engine, command.save(), fd);
+  }
+  if (command.has_restore()) return RestoreShard(engine, command.restore(), fd, done);
+  return ExportParameters(engine, fd);
+}
+
+}  // namespace
+
+internal::v1::ShardDone RunShardCommand(Engine& engine, const internal::v1::ToWorker& command,
+                                        const std::vector<UniqueFd>& fds) {
+  internal::v1::ShardDone done;
+  done.set_request(command.has_save()      ? command.save().request()
+                   : command.has_restore() ? command.restore().request()
+                                           : command.export_file().request());
+  absl::StatusOr<uint64_t> bytes = absl::InvalidArgumentError("the command brings no descriptor");
+  if (fds.size() == 1) bytes = Run(engine, command, fds[0].get(), done);
+  if (bytes.ok()) {
+    done.set_bytes(*bytes);
+  } else {
+    done.set_code(static_cast<uint32_t>(bytes.status().raw_code()));
+    done.set_message(std::string(bytes.status().message()));
+  }
+  done.set_step(engine.context().board().numbers().step);
+  return done;
+}
+
+}  // namespace zeroshard

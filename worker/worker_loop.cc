@@ -1,0 +1,138 @@
+#include "worker/worker_loop.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "worker/shard_files.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr absl::Duration kTick = absl::Milliseconds(100);
+constexpr absl::Duration kStatsInterval = absl::Seconds(1);
+constexpr absl::Duration kLinkTimeout = absl::Seconds(10);
+
+}  // namespace
+
+absl::Status WorkerLoop::Run() {
+  engine_->Advance();
+  while (true) {
+    ZS_RETURN_IF_ERROR(Await());
+    OnSessionEvents();
+    if (link_readable_) {
+      absl::StatusOr<ControlLink::Command> command = link_.Receive(kLinkTimeout);
+      if (!command.ok()) return command.status();
+      ZS_ASSIGN_OR_RETURN(const bool go_on, OnCommand(std::move(*command)));
+      if (!go_on) return absl::OkStatus();
+    }
+    engine_->Advance();
+    ZS_RETURN_IF_ERROR(send_status_);
+    const absl::Duration now = clock_.Elapsed();
+    if (now >= next_tick_) {
+      engine_->Tick();
+      next_tick_ = now + kTick;
+    }
+    const uint64_t step = memory_.board().numbers().step;
+    if (now >= next_stats_ || step != reported_step_) {
+      SendStats();
+      reported_step_ = step;
+      next_stats_ = now + kStatsInterval;
+    }
+  }
+}
+
+absl::Status WorkerLoop::Await() {
+  pollfd fds[2] = {{memory_.doorbell(memory_.worker()), POLLIN, 0}, {link_.fd(), POLLIN, 0}};
+  const int ready = poll(fds, 2, static_cast<int>(absl::ToInt64Milliseconds(kTick)));
+  if (ready < 0 && errno != EINTR) return ErrnoError(errno, "poll", "doorbell and link");
+  link_readable_ = ready > 0 && fds[1].revents != 0;
+  if (ready > 0 && fds[0].revents != 0) {
+    uint64_t count = 0;
+    [[maybe_unused]] const ssize_t got = read(fds[0].fd, &count, sizeof(count));
+  }
+  return absl::OkStatus();
+}
+
+void WorkerLoop::OnSessionEvents() {
+  for (SessionEvent& event : events_.Drain()) {
+    if (event.rank >= memory_.ranks() || !memory_.is_home_of(event.rank)) continue;
+    if (event.request.has_hello()) {
+      engine_->OnHello(event.rank, event.request.hello());
+    } else {
+      engine_->OnRequest(event.rank, event.request);
+    }
+  }
+}
+
+absl::StatusOr<bool> WorkerLoop::OnCommand(ControlLink::Command command) {
+  using internal::v1::ToWorker;
+  const ToWorker& message = command.message;
+  switch (message.kind_case()) {
+    case ToWorker::kRankAttached:
+      sessions_->SetCredentials(message.rank_attached().rank(),
+                                {message.rank_attached().generation(), message.rank_attached().token(),
+                                 message.rank_attached().uid()});
+      return true;
+    case ToWorker::kRankDied:
+      if (message.rank_died().rank() < memory_.ranks()) {
+        sessions_->EndStream(message.rank_died().rank());
+        engine_->OnRankDied(message.rank_died().rank());
+      }
+      return true;
+    case ToWorker::kDropAttempt:
+      engine_->OnDropAttempt(message.drop_attempt().generation());
+      return true;
+    case ToWorker::kPoison:
+      engine_->OnPoison(absl::Status(static_cast<absl::StatusCode>(message.poison().code()),
+                                     message.poison().message()));
+      return true;
+    case ToWorker::kSave:
+    case ToWorker::kRestore:
+    case ToWorker::kExportFile:
+      OnShardCommand(command);
+      return true;
+    case ToWorker::kStop:
+      SendStats();
+      return false;
+    default:
+      return absl::DataLossError(absl::StrCat("unexpected command ", message.kind_case()));
+  }
+}
+
+void WorkerLoop::OnShardCommand(ControlLink::Command& command) {
+  // A step that is already decided is finished first: a boundary is then at most one round away.
+  engine_->Advance();
+  internal::v1::FromWorker reply;
+  *reply.mutable_shard_done() = RunShardCommand(*engine_, command.message, command.fds);
+  ToServer(reply);
+}
+
+void WorkerLoop::ToRank(uint32_t rank, const trainer::v1::Failure& failure) {
+  trainer::v1::SessionReply reply;
+  *reply.mutable_failure() = failure;
+  sessions_->Send(rank, std::move(reply));
+}
+
+void WorkerLoop::ToRank(uint32_t rank, const trainer::v1::HelloReply& hello) {
+  trainer::v1::SessionReply reply;
+  *reply.mutable_hello() = hello;
+  sessions_->Send(rank, std::move(reply));
+}
+
+void WorkerLoop::ToServer(const internal::v1::FromWorker& message) {
+  KeepFirstError(send_status_, link_.Send(message));
+}
+
+void WorkerLoop::SendStats() {
+  internal::v1::FromWorker message;
+  *message.mutable_stats() = engine_->Stats();
+  ToServer(message);
+}
+
+}  // namespace zeroshard

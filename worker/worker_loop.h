@@ -1,0 +1,58 @@
+// WorkerLoop: the one thread that does a worker's work.
+//
+// Waits for the doorbell (other workers, the front door) and the link to the server, hands what came to the
+// engine, and lets it advance. Everything the engine says goes out through this object.
+#ifndef ZEROSHARD_WORKER_WORKER_LOOP_H_
+#define ZEROSHARD_WORKER_WORKER_LOOP_H_
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "base/clock.h"
+#include "worker/control_link.h"
+#include "worker/engine.h"
+#include "worker/event_queue.h"
+#include "worker/session_server.h"
+
+namespace zeroshard {
+
+class WorkerLoop final : public EngineOutput {
+ public:
+  // All must outlive this. SetEngine and SetSessions before Run.
+  WorkerLoop(JobMemory& memory, ControlLink& link, EventQueue& events, const Clock& clock)
+      : memory_(memory), link_(link), events_(events), clock_(clock) {}
+  void SetEngine(Engine* engine) { engine_ = engine; }
+  void SetSessions(SessionServer* sessions) { sessions_ = sessions; }
+
+  // Runs until the server says stop (OK) or is gone (Unavailable).
+  absl::Status Run();
+
+  void ToRank(uint32_t rank, const trainer::v1::Failure& failure) override;
+  void ToRank(uint32_t rank, const trainer::v1::HelloReply& reply) override;
+  void ToServer(const internal::v1::FromWorker& message) override;
+
+ private:
+  // Waits until the doorbell, the link or the next tick.
+  absl::Status Await();
+  void OnSessionEvents();
+  // Returns whether to go on.
+  absl::StatusOr<bool> OnCommand(ControlLink::Command command);
+  void OnShardCommand(ControlLink::Command& command);
+  void SendStats();
+
+  JobMemory& memory_;
+  ControlLink& link_;
+  EventQueue& events_;
+  const Clock& clock_;
+  Engine* engine_ = nullptr;
+  SessionServer* sessions_ = nullptr;
+  absl::Status send_status_;
+  bool link_readable_ = false;
+  absl::Duration next_tick_;
+  absl::Duration next_stats_;
+  uint64_t reported_step_ = 0;
+};
+
+}  // namespace zeroshard
+
+#endif  // ZEROSHARD_WORKER_WORKER_LOOP_H_
