@@ -80,7 +80,12 @@ SchedulerConfig BuildScheduler(const Settings& settings) {
     const Setting* setting = settings.Find(spec.path);
     if (setting == nullptr || spec.status != KeyStatus::kHonoured) continue;
     const std::string name(LeafName(spec.path));
-    const std::string text = RenderJson(setting->value);
+    // What is not set is left out; DeepSpeed takes the optimizer's rate where no maximum is set.
+    const JsonValue* value = settings.Has(spec.path) ? &setting->value : nullptr;
+    const Setting* lr = settings.Find("optimizer.params.lr");
+    if (value == nullptr && name == "warmup_max_lr" && lr != nullptr) value = &lr->value;
+    if (value == nullptr) continue;
+    const std::string text = RenderJson(*value);
     scheduler.params_json +=
         Concat(scheduler.params.empty() ? "" : ", ", JsonQuote(name), ": ", text);
     scheduler.params.emplace_back(name, text);

@@ -107,14 +107,22 @@ TEST(DsConfigScheduler, IsCheckedAndHandedOn) {
             "{\"total_num_steps\": 100, \"warmup_min_lr\": 0.0, \"warmup_max_lr\": 0.001, "
             "\"warmup_num_steps\": 10, \"warmup_type\": \"log\", \"last_batch_iteration\": -1}");
   EXPECT_EQ(config.scheduler.params.size(), 6U);
-  EXPECT_EQ(Parsed(Scheduler("WarmupLR")).scheduler.params.size(), 5U);
+  EXPECT_EQ(Parsed(Scheduler("WarmupLR", "warmup_max_lr: 0.01")).scheduler.params.size(), 5U);
   EXPECT_EQ(Parsed(Scheduler("WarmupCosineLR", "total_num_steps: 9")).scheduler.params.size(), 6U);
+}
+
+TEST(DsConfigScheduler, WarmupEndsAtTheOptimizersRateUnlessAMaximumIsGiven) {
+  const DsConfig config =
+      Parsed("{optimizer: {type: \"Adam\", params: {lr: 3e-4}}, scheduler: {type: \"WarmupLR\"}}");
+  EXPECT_EQ(config.scheduler.params[1].first, "warmup_max_lr");
+  EXPECT_EQ(config.scheduler.params[1].second, "3e-4");
+  EXPECT_EQ(Parsed(Scheduler("WarmupLR")).scheduler.params.size(), 4U);
 }
 
 TEST(DsConfigScheduler, OneCycleHasNoStairs) {
   const std::string bounds = "cycle_min_lr: 1e-5, cycle_max_lr: 1e-3";
   const DsConfig config = Parsed(Scheduler("OneCycle", bounds + ", cycle_momentum: false"));
-  EXPECT_EQ(config.scheduler.params.size(), 11U);
+  EXPECT_EQ(config.scheduler.params.size(), 10U);
   EXPECT_TRUE(config.warnings.empty());
   EXPECT_TRUE(absl::StrContains(
       Refusal(Scheduler("OneCycle", bounds + ", cycle_first_stair_count: 3")), "stairs"));
