@@ -1,0 +1,169 @@
+// The admin API (proto/admin.proto).
+#include <grpcpp/grpcpp.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "base/status.h"
+#include "proto/admin.grpc.pb.h"
+#include "server/ds_config.h"
+#include "server/grpc_status.h"
+#include "server/services.h"
+#include "server/version.h"
+
+namespace zeroshard {
+namespace {
+
+using namespace admin::v1;  // NOLINT(google-build-using-namespace): the messages of this API
+
+absl::StatusOr<ResolveConfigReply> Resolve(const ResolveConfigRequest& request) {
+  const ClientValues client(request.overrides().begin(), request.overrides().end());
+  ZS_ASSIGN_OR_RETURN(const DsConfig config, ParseDsConfig(request.ds_config(), client));
+  ResolveConfigReply reply;
+  for (const ResolvedValue& value : config.resolved) {
+    ConfigValue& out = *reply.add_values();
+    out.set_key(value.path);
+    out.set_value(value.value_text);
+    out.set_origin(std::string(ValueOriginName(value.origin)));
+    out.set_note(value.note);
+  }
+  for (const std::string& warning : config.warnings) reply.add_warnings(warning);
+  if (request.world_size() == 0) return reply;
+  ZS_ASSIGN_OR_RETURN(const Batch batch, ResolveBatch(config.batch, request.world_size()));
+  auto add = [&](const char* key, int64_t number) {
+    ConfigValue& out = *reply.add_values();
+    out.set_key(key);
+    out.set_value(std::to_string(number));
+    out.set_origin("derived");
+    out.set_note("train = micro * accumulation * " + std::to_string(request.world_size()) +
+                 " ranks");
+  };
+  add("batch.train", batch.train);
+  add("batch.micro", batch.micro);
+  add("batch.accumulation", batch.accumulation);
+  return reply;
+}
+
+class AdminService final : public Admin::Service {
+ public:
+  explicit AdminService(const ServiceContext* context) : context_(*context) {}
+
+  grpc::Status GetStatus(grpc::ServerContext*, const GetStatusRequest*,
+                         GetStatusReply* reply) override;
+  grpc::Status ListJobs(grpc::ServerContext*, const ListJobsRequest*,
+                        ListJobsReply* reply) override;
+  grpc::Status GetJob(grpc::ServerContext*, const GetJobRequest* request,
+                      GetJobReply* reply) override;
+  grpc::Status ListTiers(grpc::ServerContext*, const ListTiersRequest*,
+                         ListTiersReply* reply) override;
+  grpc::Status RemoveJob(grpc::ServerContext*, const RemoveJobRequest* request,
+                         RemoveJobReply* reply) override;
+  grpc::Status ResolveConfig(grpc::ServerContext*, const ResolveConfigRequest* request,
+                             ResolveConfigReply* reply) override {
+    return Answer(Resolve(*request), reply);
+  }
+
+ private:
+  template <typename Reply>
+  static grpc::Status Answer(absl::StatusOr<Reply> result, Reply* reply) {
+    if (!result.ok()) return ToGrpc(result.status());
+    *reply = *std::move(result);
+    return grpc::Status::OK;
+  }
+
+  // Runs `fn` on the decision thread and answers with what it returns.
+  template <typename Reply, typename Fn>
+  grpc::Status Decided(Fn fn, Reply* reply) {
+    using Result = absl::StatusOr<Reply>;
+    absl::StatusOr<Result> result =
+        context_.loop->Call<Result>([&]() -> Result { return fn(); });
+    if (!result.ok()) return ToGrpc(result.status());
+    return Answer(*std::move(result), reply);
+  }
+
+  const ServiceContext context_;
+};
+
+grpc::Status AdminService::GetStatus(grpc::ServerContext*, const GetStatusRequest*,
+                                     GetStatusReply* reply) {
+  return Decided(
+      [this]() -> absl::StatusOr<GetStatusReply> {
+        const DaemonConfig& config = *context_.config;
+        GetStatusReply status;
+        status.set_version(kVersion);
+        status.set_uptime_seconds(static_cast<uint64_t>(
+            absl::ToInt64Seconds(context_.loop->Now() - context_.started_at)));
+        status.set_pid(static_cast<uint32_t>(getpid()));
+        for (const std::string& device : config.devices) status.add_devices(device);
+        status.set_state_directory(config.state_dir);
+        status.set_checkpoint_directory(config.checkpoint_dir);
+        status.set_export_directory(config.export_dir);
+        status.set_metrics_address(context_.metrics_address);
+        status.set_jobs(static_cast<uint32_t>(context_.table->Summaries().size()));
+        return status;
+      },
+      reply);
+}
+
+grpc::Status AdminService::ListJobs(grpc::ServerContext*, const ListJobsRequest*,
+                                    ListJobsReply* reply) {
+  return Decided(
+      [this]() -> absl::StatusOr<ListJobsReply> {
+        ListJobsReply jobs;
+        for (const JobSummary& summary : context_.table->Summaries()) *jobs.add_jobs() = summary;
+        return jobs;
+      },
+      reply);
+}
+
+grpc::Status AdminService::GetJob(grpc::ServerContext*, const GetJobRequest* request,
+                                  GetJobReply* reply) {
+  return Decided(
+      [this, request]() -> absl::StatusOr<GetJobReply> {
+        ZS_ASSIGN_OR_RETURN(JobHost* const job, context_.table->Find(request->name()));
+        return job->View();
+      },
+      reply);
+}
+
+grpc::Status AdminService::ListTiers(grpc::ServerContext*, const ListTiersRequest*,
+                                     ListTiersReply* reply) {
+  return Decided(
+      [this]() -> absl::StatusOr<ListTiersReply> {
+        ZS_ASSIGN_OR_RETURN(const NodeMemory memory, ReadNodeMemory());
+        const MemoryInUse in_use = context_.table->InUse("");
+        const uint64_t limit = context_.config->host_memory_limit;
+        const uint64_t promised = memory.available - std::min(memory.available, in_use.untouched);
+        const uint64_t left = limit == 0 ? promised : limit - std::min(limit, in_use.held);
+        ListTiersReply tiers;
+        Tier& host = *tiers.add_tiers();
+        host.set_name("host");
+        host.set_capacity_bytes(limit == 0 ? memory.total : std::min(limit, memory.total));
+        host.set_used_bytes(in_use.held);
+        host.set_free_bytes(std::min(left, promised));
+        host.set_note(limit == 0 ? "bounded by " + memory.source : "bounded by host_memory_limit");
+        return tiers;
+      },
+      reply);
+}
+
+grpc::Status AdminService::RemoveJob(grpc::ServerContext*, const RemoveJobRequest* request,
+                                     RemoveJobReply* reply) {
+  return Decided(
+      [this, request]() -> absl::StatusOr<RemoveJobReply> {
+        ZS_ASSIGN_OR_RETURN(const uint64_t bytes,
+                            context_.table->Remove(request->name(), request->force()));
+        RemoveJobReply removed;
+        removed.set_bytes(bytes);
+        return removed;
+      },
+      reply);
+}
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeAdminService(const ServiceContext* context) {
+  return std::make_unique<AdminService>(context);
+}
+
+}  // namespace zeroshard

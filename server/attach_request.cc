@@ -1,0 +1,102 @@
+#include "server/attach_request.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/dtype.h"
+#include "base/status.h"
+#include "storage/layout_proto.h"
+#include "storage/named_dir.h"
+
+namespace zeroshard {
+namespace {
+
+// Bound of what one request can make the daemon allocate in tables.
+constexpr uint32_t kMaxRanks = 4096;
+
+std::string ParameterLine(const model::v1::Parameter& parameter) {
+  const auto dtype = DTypeFromProto(parameter.dtype());
+  std::string line = absl::StrCat(
+      "'", parameter.name(), "': ", dtype.ok() ? std::string(DTypeName(*dtype)) : "unknown", "[",
+      absl::StrJoin(parameter.shape(), ","), "], ", parameter.trainable() ? "trainable" : "frozen",
+      ", group ", parameter.group(), ", module '", parameter.module(), "'");
+  if (parameter.aliases_size() > 0) {
+    absl::StrAppend(&line, ", also named '", absl::StrJoin(parameter.aliases(), "', '"), "'");
+  }
+  return line;
+}
+
+std::string GroupLine(int index, const model::v1::GroupOptions& group) {
+  return absl::StrCat("parameter group ", index, " = {lr ", group.lr(), ", weight_decay ",
+                      group.weight_decay(), ", betas ", group.beta1(), " ", group.beta2(),
+                      ", eps ", group.eps(), ", momentum ", group.momentum(), ", dampening ",
+                      group.dampening(), group.nesterov() ? ", nesterov" : "",
+                      group.bias_correction() ? ", bias_correction" : "", "}");
+}
+
+absl::Status CheckRanks(const trainer::v1::AttachRequest& request) {
+  if (request.world_size() == 0 || request.world_size() > kMaxRanks) {
+    return absl::InvalidArgumentError(absl::StrCat("world_size: expected 1 to ", kMaxRanks,
+                                                   ", found ", request.world_size()));
+  }
+  if (request.rank() >= request.world_size()) {
+    return absl::InvalidArgumentError(absl::StrCat("rank: expected 0 to ",
+                                                   request.world_size() - 1, ", found ",
+                                                   request.rank()));
+  }
+  if (request.local_ranks() != 0 && request.local_ranks() != request.world_size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "local_ranks: expected 0 or ", request.world_size(), " (the world), found ",
+        request.local_ranks(), "; all ranks of a job attach to one daemon in this version"));
+  }
+  return absl::OkStatus();
+}
+
+JobSpec MakeSpec(const trainer::v1::AttachRequest& request, const DsConfig& config) {
+  JobSpec spec;
+  spec.world_size = request.world_size();
+  spec.local_ranks = request.local_ranks() == 0 ? request.world_size() : request.local_ranks();
+  spec.forward_only = request.forward_only();
+  for (const auto& parameter : request.manifest().parameters()) {
+    spec.parameters.push_back(ParameterLine(parameter));
+  }
+  for (const ResolvedValue& value : config.resolved) {
+    spec.config.push_back(absl::StrCat(value.path, " = ", value.value_text));
+  }
+  for (int g = 0; g < request.manifest().groups_size(); ++g) {
+    spec.config.push_back(GroupLine(g, request.manifest().groups(g)));
+  }
+  std::sort(spec.config.begin(), spec.config.end());
+  return spec;
+}
+
+}  // namespace
+
+absl::StatusOr<PreparedAttach> PrepareAttach(const trainer::v1::AttachRequest& request,
+                                             const DaemonConfig& config, uint32_t lanes) {
+  if (absl::Status name = ValidateName(request.job()); !name.ok()) {
+    return Annotate(name, "job name");
+  }
+  ZS_RETURN_IF_ERROR(CheckRanks(request));
+  ClientValues client(request.overrides().begin(), request.overrides().end());
+  ZS_ASSIGN_OR_RETURN(DsConfig ds_config, ParseDsConfig(request.ds_config(), client));
+  PreparedAttach prepared;
+  prepared.spec = std::make_shared<JobSpec>(MakeSpec(request, ds_config));
+  PlanInput input;
+  input.config = std::move(ds_config);
+  input.manifest = request.manifest();
+  input.world_size = request.world_size();
+  input.local_ranks = prepared.spec->local_ranks;
+  input.forward_only = request.forward_only();
+  input.devices = config.devices;
+  input.lanes = lanes;
+  const int64_t timeout_ms = absl::ToInt64Milliseconds(config.collective_timeout);
+  input.collective_timeout_ms = static_cast<uint32_t>(timeout_ms);
+  ZS_ASSIGN_OR_RETURN(JobPlan plan, PlanJob(input));
+  prepared.plan = std::make_shared<JobPlan>(std::move(plan));
+  return prepared;
+}
+
+}  // namespace zeroshard

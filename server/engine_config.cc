@@ -1,0 +1,120 @@
+// The translation of a resolved ds_config into the engine's configuration.
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "server/planner.h"
+#include "storage/layout_proto.h"
+
+namespace zeroshard {
+namespace {
+
+bool AnyTrainable(const model::v1::Manifest& manifest) {
+  return std::any_of(manifest.parameters().begin(), manifest.parameters().end(),
+                     [](const auto& parameter) { return parameter.trainable(); });
+}
+
+bool AnyMomentum(const PlanInput& input) {
+  const auto& groups = input.manifest.groups();
+  return input.config.optimizer.momentum != 0 ||
+         std::any_of(groups.begin(), groups.end(), [](const auto& g) { return g.momentum() != 0; });
+}
+
+absl::Status SetOptimizer(const PlanInput& input, model::v1::EngineConfig& engine) {
+  if (input.forward_only || !AnyTrainable(input.manifest)) {
+    engine.set_optimizer(model::v1::OPTIMIZER_NONE);
+    return absl::OkStatus();
+  }
+  if (!input.config.optimizer.given) {
+    return absl::InvalidArgumentError(
+        "the manifest has trainable parameters but neither the config's `optimizer` block nor the "
+        "client names an optimizer; give one of AdamW, Adam, SGD, or attach with forward_only");
+  }
+  switch (input.config.optimizer.kind) {
+    case OptimizerKind::kAdamW:
+      engine.set_optimizer(model::v1::OPTIMIZER_ADAMW);
+      break;
+    case OptimizerKind::kAdam:
+      engine.set_optimizer(model::v1::OPTIMIZER_ADAM);
+      break;
+    case OptimizerKind::kSgd:
+      engine.set_optimizer(model::v1::OPTIMIZER_SGD);
+      if (AnyMomentum(input)) engine.add_state_slots("momentum_buffer");
+      return absl::OkStatus();
+  }
+  engine.add_state_slots("exp_avg");
+  engine.add_state_slots("exp_avg_sq");
+  return absl::OkStatus();
+}
+
+absl::Status SetPlacement(const PlanInput& input, model::v1::EngineConfig& engine) {
+  const ZeroShardConfig& own = input.config.zeroshard;
+  const bool gloo = own.transport == TransportChoice::kGloo;
+  engine.set_transport(gloo ? model::v1::TRANSPORT_GLOO : model::v1::TRANSPORT_SHARED_MEMORY);
+  const bool one_island = !gloo || input.devices.size() == 1;
+  if (own.window == WindowChoice::kInPlace && !one_island) {
+    return absl::InvalidArgumentError(
+        "zeroshard.window is \"in_place\", which needs workers that share memory, but "
+        "zeroshard.transport is \"gloo\"; leave the window to \"auto\"");
+  }
+  const bool copy = own.window == WindowChoice::kCopy || !one_island;
+  engine.set_window(copy ? model::v1::WINDOW_COPY : model::v1::WINDOW_IN_PLACE);
+  engine.set_reduction_group(own.ranks_per_group > 0 ? static_cast<uint32_t>(own.ranks_per_group)
+                                                     : input.local_ranks);
+  engine.set_ranks_first(own.reduction_order == ReductionOrder::kRanksFirst);
+  engine.set_user_state_bytes(static_cast<uint64_t>(own.user_state_bytes));
+  return absl::OkStatus();
+}
+
+void SetLossScale(const DsConfig& config, model::v1::EngineConfig& engine) {
+  model::v1::LossScale& scale = *engine.mutable_loss_scale();
+  scale.set_initial(1);
+  scale.set_minimum(1);
+  if (config.compute_dtype == DType::kFloat16 && config.loss_scale.enabled) {
+    const LossScaleConfig& from = config.loss_scale;
+    scale.set_dynamic(from.dynamic);
+    scale.set_initial(from.dynamic ? std::ldexp(1.0, from.initial_scale_power) : from.static_scale);
+    scale.set_window(static_cast<uint32_t>(from.window));
+    scale.set_hysteresis(static_cast<uint32_t>(from.hysteresis));
+    scale.set_consecutive_hysteresis(from.consecutive_hysteresis);
+    scale.set_minimum(from.min_scale);
+  }
+  engine.set_skip_on_overflow(
+      config.compute_dtype == DType::kFloat16 ||
+      (config.compute_dtype == DType::kBfloat16 && config.check_grad_overflow));
+}
+
+}  // namespace
+
+absl::StatusOr<model::v1::EngineConfig> MakeEngineConfig(const PlanInput& input) {
+  const DsConfig& config = input.config;
+  model::v1::EngineConfig engine;
+  engine.set_stage(static_cast<uint32_t>(config.zero.stage));
+  engine.set_compute_dtype(DTypeToProto(config.compute_dtype));
+  engine.set_accumulator_dtype(DTypeToProto(config.grad_accum_dtype));
+  engine.set_world_size(input.world_size);
+  engine.set_forward_only(input.forward_only);
+  engine.set_accumulation_steps(1);
+  const bool batch_given = config.batch.train || config.batch.micro || config.batch.accumulation;
+  if (batch_given || !input.forward_only) {
+    ZS_ASSIGN_OR_RETURN(const Batch batch, ResolveBatch(config.batch, input.world_size));
+    engine.set_train_batch_size(static_cast<uint32_t>(batch.train));
+    engine.set_micro_batch_size(static_cast<uint32_t>(batch.micro));
+    engine.set_accumulation_steps(static_cast<uint32_t>(batch.accumulation));
+  }
+  engine.set_gradient_clipping(config.gradient_clipping);
+  engine.set_reduce_bucket_elements(static_cast<uint64_t>(config.zero.reduce_bucket_size));
+  engine.set_prefetch_elements(static_cast<uint64_t>(config.zero.prefetch_bucket_size));
+  engine.set_persistence_threshold(
+      static_cast<uint64_t>(config.zero.param_persistence_threshold));
+  engine.set_max_live_elements(static_cast<uint64_t>(config.zero.max_live_parameters));
+  engine.set_sub_group_elements(static_cast<uint64_t>(config.zero.sub_group_size));
+  engine.set_collective_timeout_ms(input.collective_timeout_ms);
+  ZS_RETURN_IF_ERROR(SetOptimizer(input, engine));
+  ZS_RETURN_IF_ERROR(SetPlacement(input, engine));
+  SetLossScale(config, engine);
+  return engine;
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,202 @@
+// A job as a pure state machine: Decide(state, input, now) -> next state, actions, and a sentence.
+//
+//   attach ...            all ranks in          every worker ready
+//   ---------> Forming ---------------> Starting ----------------> Ready
+//                 ^                                                  |  rank died: survivors wait, a
+//                 | attach (a kept job forms again)                  |  successor may take its place
+//                 |                       all ranks gone             |
+//               Idle  <----------------------------------------------+
+//   Failed: a worker died too often. Ended: the owner drops the job.
+//
+// The generation rises with every change of the membership of a started job. A worker that dies is
+// started again with the same memory, later each time; past kMaxRestarts in kRestartWindow the job fails.
+// No function here does I/O, reads a clock, or knows a descriptor: the job host (server/job_host.h)
+// carries the actions out and feeds what comes of them back as inputs. One thread: the decision thread.
+
+#ifndef ZEROSHARD_SERVER_JOB_H_
+#define ZEROSHARD_SERVER_JOB_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace zeroshard {
+
+// Time since some fixed moment (Clock::Elapsed).
+using Instant = absl::Duration;
+
+inline constexpr int kMaxRestarts = 5;
+inline constexpr absl::Duration kRestartWindow = absl::Seconds(60);
+
+// What every rank of a job must agree on, as text so that a difference can be shown.
+struct JobSpec {
+  uint32_t world_size = 0;
+  uint32_t local_ranks = 0;             // ranks that attach to this daemon
+  bool forward_only = false;
+  std::vector<std::string> parameters;  // "w: float32[4,2], trainable, group 0, module fc", in order
+  std::vector<std::string> config;      // "zero_optimization.stage = 3", sorted
+  friend bool operator==(const JobSpec&, const JobSpec&) = default;
+};
+
+// What differs, or "" when nothing does: "world_size is 2 on rank 0 but 3 on rank 1". The names say whose
+// the two specs are.
+std::string Difference(const JobSpec& a, const std::string& a_name, const JobSpec& b,
+                       const std::string& b_name);
+
+struct JobLimits {
+  absl::Duration rejoin_timeout = absl::Seconds(300);
+};
+
+enum class RankPhase { kAbsent, kWaiting, kAttached, kDead, kDetached };
+enum class WorkerPhase { kNone, kStarting, kReady, kDead };
+enum class JobPhase { kForming, kStarting, kReady, kIdle, kFailed, kEnded };
+
+std::string JobPhaseName(JobPhase phase);
+std::string RankPhaseName(RankPhase phase);
+std::string WorkerPhaseName(WorkerPhase phase);
+
+struct RankState {
+  RankPhase phase = RankPhase::kAbsent;
+  int64_t pid = 0;
+  uint64_t attach_id = 0;  // the call that waits, or that attached the rank
+  // kWaiting: of the call; kDead: for a successor.
+  Instant deadline = absl::InfiniteDuration();
+  bool keep = false;       // kDetached: asked to keep the job
+};
+
+struct WorkerState {
+  WorkerPhase phase = WorkerPhase::kNone;
+  uint32_t incarnation = 0;         // raised with every start
+  bool was_ready = false;           // its memory may hold state
+  std::vector<Instant> deaths;      // within the restart window
+  Instant start_at;                 // kDead: when to start it again
+  uint32_t restarts = 0;
+  std::string last_exit;  // how the predecessor ended
+};
+
+struct JobState {
+  std::string name;
+  JobSpec spec;
+  JobLimits limits;
+  JobPhase phase = JobPhase::kForming;
+  bool started = false;     // has memory and workers
+  bool ever_ready = false;  // may hold values that somebody wants back
+  uint64_t generation = 0;
+  uint64_t alive_since = 0;  // generation in which the job last was idle or started
+  absl::Status poison;  // the generation is dead: every waiter got this error
+  std::string reason;   // the sentence of the last decision
+  std::vector<RankState> ranks;
+  std::vector<WorkerState> workers;
+};
+
+// A new job whose first rank is about to attach.
+JobState NewJob(const std::string& name, const JobSpec& spec, uint32_t workers,
+                const JobLimits& limits);
+
+// Inputs.
+struct AttachRequested {
+  uint64_t attach_id = 0;
+  uint32_t rank = 0;
+  int64_t pid = 0;
+  std::shared_ptr<const JobSpec> spec;
+  Instant deadline;
+};
+struct AttachCancelled {  // the caller is gone or gave up
+  uint64_t attach_id = 0;
+};
+struct RankGone {  // the process has ended
+  uint32_t rank = 0;
+  uint64_t attach_id = 0;
+};
+struct DetachRequested {
+  uint32_t rank = 0;
+  bool keep = false;
+};
+struct StartFailed {  // the memory or the workers could not be made
+  absl::Status status;
+};
+struct WorkerReady {
+  uint32_t worker = 0;
+  uint32_t incarnation = 0;
+};
+struct WorkerDied {
+  uint32_t worker = 0;
+  uint32_t incarnation = 0;
+  std::string reason;
+  absl::Status fatal;  // not OK: the worker said itself that it cannot go on
+};
+struct GenerationPoisoned {  // a worker found the ranks in disagreement, or one missing
+  uint64_t generation = 0;
+  absl::Status status;
+};
+struct RemoveRequested {
+  bool force = false;
+};
+struct Tick {};  // time has passed
+
+using JobInput =
+    std::variant<AttachRequested, AttachCancelled, RankGone, DetachRequested, StartFailed, WorkerReady,
+                 WorkerDied, GenerationPoisoned, RemoveRequested, Tick>;
+
+// Actions, carried out in order.
+struct CreateJob {};  // plan, make all memory, then start every worker
+struct StartWorker {
+  uint32_t worker = 0;
+  uint32_t incarnation = 0;
+  bool recover = false;
+};
+struct AnnounceRank {  // tell the workers of an attached rank
+  uint32_t rank = 0;
+};
+struct ReplyAttached {
+  uint32_t rank = 0;
+  uint64_t attach_id = 0;
+  bool resumed = false;
+};
+struct FailAttach {
+  uint64_t attach_id = 0;
+  absl::Status status;
+};
+struct AnnounceRankDied {
+  uint32_t rank = 0;
+  std::string reason;
+};
+struct DropAttempt {};
+struct PoisonGeneration {
+  absl::Status status;
+};
+struct EndJob {};  // stop the workers, free the memory, forget the job
+struct RefuseRemove {
+  absl::Status status;
+};
+struct EmitEvent {
+  std::string kind;
+  std::string text;
+};
+
+using JobAction = std::variant<CreateJob, StartWorker, AnnounceRank, ReplyAttached, FailAttach,
+                               AnnounceRankDied, DropAttempt, PoisonGeneration, EndJob, RefuseRemove,
+                               EmitEvent>;
+
+struct JobDecision {
+  JobState next;
+  std::vector<JobAction> actions;
+  std::string reason;  // one sentence for the log; "" when nothing changed
+};
+
+JobDecision Decide(const JobState& state, const JobInput& input, Instant now);
+
+// When the job next needs a Tick; InfiniteDuration when only an input can change it.
+Instant NextDeadline(const JobState& state);
+
+// Ranks that are attached, or wait to be.
+uint32_t PresentRanks(const JobState& state);
+
+}  // namespace zeroshard
+
+#endif  // ZEROSHARD_SERVER_JOB_H_

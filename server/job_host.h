@@ -1,0 +1,196 @@
+// JobHost: one job with everything it owns in this process: its state machine, memory, workers, ranks.
+//
+// The host feeds inputs to Decide (server/job.h), carries the actions out, and turns what the operating
+// system reports (a pidfd, a link, a timer) into the next inputs. It lives on the decision thread; every
+// method is called there, and callbacks are called there. Workers and trainers may die at any instant; the
+// memory stays until the job ends.
+
+#ifndef ZEROSHARD_SERVER_JOB_HOST_H_
+#define ZEROSHARD_SERVER_JOB_HOST_H_
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/unique_fd.h"
+#include "proto/admin.pb.h"
+#include "proto/internal.pb.h"
+#include "proto/records.pb.h"
+#include "proto/trainer.pb.h"
+#include "server/daemon_config.h"
+#include "server/event_loop.h"
+#include "server/event_queue.h"
+#include "server/job.h"
+#include "server/job_regions.h"
+#include "server/kv_store.h"
+#include "server/node_memory.h"
+#include "server/planner.h"
+#include "server/worker_process.h"
+
+namespace zeroshard {
+
+class JobMetrics;
+
+// The process at the other end of a connection.
+struct Peer {
+  int64_t pid = 0;
+  uint32_t uid = 0;
+  UniqueFd pidfd;
+};
+
+// One Attach call on its way through the decision thread.
+struct AttachCall {
+  uint64_t id = 0;
+  uint32_t rank = 0;
+  Peer peer;
+  std::shared_ptr<const JobSpec> spec;
+  std::shared_ptr<const JobPlan> plan;
+  Instant deadline;
+  std::function<void(absl::StatusOr<trainer::v1::AttachReply>)> done;  // once
+};
+
+// What the table provides to its hosts. All pointers outlive the host.
+struct HostEnvironment {
+  EventLoop* loop = nullptr;
+  const DaemonConfig* config = nullptr;
+  JobMetrics* metrics = nullptr;
+  std::string worker_binary;
+  std::string descriptor_socket;
+  std::function<MemoryInUse()> memory_in_use;  // of the other jobs
+  std::function<void(WorkerProcess)> retire;   // waits for a worker that was told to stop
+  std::function<void(records::v1::JournalRecord)> journal;
+};
+
+class JobHost {
+ public:
+  JobHost(const HostEnvironment& environment, const std::string& name,
+          std::shared_ptr<const JobSpec> spec, std::shared_ptr<const JobPlan> plan);
+  ~JobHost();
+  JobHost(const JobHost&) = delete;
+  JobHost& operator=(const JobHost&) = delete;
+
+  void Attach(AttachCall call);
+  void CancelAttach(uint64_t attach_id);
+  absl::Status Detach(uint32_t rank, const std::string& token, bool keep);
+  // FailedPrecondition while ranks are attached, unless forced. Returns the bytes that were freed.
+  absl::StatusOr<uint64_t> Remove(bool force);
+
+  // The rank that holds `token`; PermissionDenied when nobody does.
+  absl::StatusOr<uint32_t> RankOfToken(const std::string& token) const;
+  struct Granted {
+    std::vector<int> fds;  // owned by the host
+  };
+  // The descriptors of a rank, for the descriptor socket.
+  std::optional<Granted> Descriptors(const std::string& token) const;
+
+  // Sends a command with one descriptor to every worker and gathers their answers, in order of worker.
+  // Only while ready or idle, one at a time. A worker's death or failure fails the whole.
+  using ShardAnswers = absl::StatusOr<std::vector<internal::v1::ShardDone>>;
+  struct ShardCommand {
+    std::string what;  // "save ckpt-1", for messages
+    internal::v1::ToWorker message;
+    UniqueFd fd;
+  };
+  void RunOnShards(ShardCommand command, std::function<void(ShardAnswers)> done);
+  // Gives up waiting; the workers' late answers are dropped.
+  void AbandonShards(const absl::Status& status);
+
+  void AddWatcher(std::shared_ptr<EventQueue> queue);
+
+  bool ended() const { return state_.phase == JobPhase::kEnded; }
+  const JobState& state() const { return state_; }
+  const JobPlan& plan() const { return *plan_; }
+  std::shared_ptr<const JobPlan> shared_plan() const { return plan_; }
+  uint64_t job_id() const { return job_id_; }
+  // The step in flight; 0 before the job started.
+  uint64_t Attempt() const { return regions_ ? regions_->board().attempt() : 0; }
+  // Bytes of memory that the job may use, and that it does use now; 0 before it started.
+  uint64_t MemoryHeld() const;
+  uint64_t MemoryTouched() const;
+  admin::v1::JobSummary Summary() const;
+  admin::v1::GetJobReply View() const;
+
+ private:
+  struct Rank {
+    std::string token;  // 32 bytes; empty when nobody is attached
+    Peer peer;
+    uint64_t generation = 0;
+  };
+  struct Worker {
+    std::optional<WorkerProcess> process;
+    absl::Status fatal;
+    internal::v1::Stats stats;   // of the running incarnation
+    internal::v1::Stats before;  // sums over the dead ones
+  };
+  struct ShardOperation {
+    uint64_t request = 0;
+    std::string what;
+    std::vector<std::optional<internal::v1::ShardDone>> answers;
+    std::function<void(ShardAnswers)> done;
+  };
+
+  // The state machine (job_host.cc).
+  void Feed(JobInput input);
+  void Step(const JobInput& input);
+  void ArmTimer();
+  void Do(const CreateJob&);
+  void Do(const StartWorker& action);
+  void Do(const AnnounceRank& action);
+  void Do(const ReplyAttached& action);
+  void Do(const FailAttach& action);
+  void Do(const AnnounceRankDied& action);
+  void Do(const DropAttempt&);
+  void Do(const PoisonGeneration& action);
+  void Do(const EndJob&);
+  void Do(const RefuseRemove& action);
+  void Do(const EmitEvent& action);
+  trainer::v1::AttachReply MakeReply(uint32_t rank, bool resumed) const;
+  void ForgetRank(uint32_t rank);
+  void JournalRank(uint32_t rank, records::v1::RankChanged::State state);
+  absl::Status CreateEverything();
+
+  // Workers (job_host_workers.cc).
+  absl::Status Spawn(uint32_t w, uint32_t incarnation, bool recover);
+  absl::Status SendStart(uint32_t w, bool recover);
+  void SendToWorker(uint32_t w, const internal::v1::ToWorker& message, int fd = -1);
+  void SendToWorkers(const internal::v1::ToWorker& message);
+  void OnLink(uint32_t w, uint32_t incarnation);
+  bool ReceiveFrom(uint32_t w, uint32_t incarnation);
+  void OnWorkerMessage(uint32_t w, uint32_t incarnation, const internal::v1::FromWorker& message);
+  void OnStore(uint32_t w, uint32_t incarnation, const internal::v1::StoreRequest& request);
+  void OnStats(uint32_t w, const internal::v1::Stats& stats);
+  void OnShardDone(uint32_t w, const internal::v1::ShardDone& done);
+  void OnWorkerExit(uint32_t w, uint32_t incarnation);
+  internal::v1::ToWorker AttachedMessage(uint32_t rank) const;
+
+  // Constant after construction.
+  const HostEnvironment environment_;
+  EventLoop& loop_;
+  const std::shared_ptr<const JobPlan> plan_;
+  const uint64_t job_id_;
+
+  JobState state_;
+  std::deque<JobInput> inputs_;
+  bool feeding_ = false;
+  std::optional<uint64_t> timer_;
+  std::map<uint64_t, AttachCall> calls_;  // by attach id, while they wait
+  std::optional<JobRegions> regions_;
+  std::vector<Rank> ranks_;
+  std::vector<Worker> workers_;
+  std::optional<ShardOperation> operation_;
+  uint64_t next_request_ = 1;
+  absl::Status remove_refusal_;
+  KvStore store_;
+  std::vector<std::weak_ptr<EventQueue>> watchers_;
+  uint64_t last_step_ = 0;
+};
+
+}  // namespace zeroshard
+
+#endif  // ZEROSHARD_SERVER_JOB_HOST_H_

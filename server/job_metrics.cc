@@ -1,0 +1,186 @@
+#include "server/job_metrics.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr auto kCounter = MetricType::kCounter;
+constexpr auto kGauge = MetricType::kGauge;
+constexpr auto kHistogram = MetricType::kHistogram;
+
+// Workers count latencies in powers of two microseconds.
+constexpr int kLatencyBuckets = 32;
+
+std::vector<double> LatencySeconds() {
+  std::vector<double> bounds;
+  for (int i = 0; i < kLatencyBuckets; ++i) bounds.push_back(std::ldexp(1e-6, i));
+  return bounds;
+}
+
+double Difference(uint64_t now, uint64_t before) {
+  return now > before ? static_cast<double>(now - before) : 0;
+}
+
+}  // namespace
+
+const std::vector<MetricDescription>& AllMetrics() {
+  static const std::vector<MetricDescription> kAll = {
+      {"zeroshard_jobs", kGauge, "state", "Jobs of this daemon"},
+      {"zeroshard_tier_capacity_bytes", kGauge, "tier", "Bytes that the tier may hold"},
+      {"zeroshard_tier_used_bytes", kGauge, "tier", "Bytes promised to jobs"},
+      {"zeroshard_tier_free_bytes", kGauge, "tier", "Bytes that a further job may ask for"},
+      {"zeroshard_state_bytes", kGauge, "job, tier, holder, state",
+       "Bytes of one kind of state at one holder (worker, rank or node)"},
+      {"zeroshard_ranks_attached", kGauge, "job", "Ranks that are attached"},
+      {"zeroshard_generation", kGauge, "job", "Generation of the job's membership"},
+      {"zeroshard_rank_deaths_total", kCounter, "job", "Ranks that ended without detaching"},
+      {"zeroshard_worker_restarts_total", kCounter, "job, worker", "Workers started again"},
+      {"zeroshard_step", kGauge, "job", "Committed steps"},
+      {"zeroshard_optimizer_updates_total", kCounter, "job", "Steps that were applied"},
+      {"zeroshard_skipped_steps_total", kCounter, "job", "Steps skipped because of an overflow"},
+      {"zeroshard_loss_scale", kGauge, "job", "Loss scale of the next step"},
+      {"zeroshard_grad_norm", kGauge, "job", "Gradient norm of the last step, before clipping"},
+      {"zeroshard_collective_elements_total", kCounter, "job, worker, kind",
+       "Logical elements moved: gather, gather_persistent, scatter, step_gather"},
+      {"zeroshard_wire_bytes_total", kCounter, "job, worker",
+       "Bytes sent to workers that share no memory"},
+      {"zeroshard_copied_bytes_total", kCounter, "job, worker", "Bytes copied inside the node"},
+      {"zeroshard_window_bytes", kGauge, "job, worker",
+       "Bytes of the parameter window that are backed by memory"},
+      {"zeroshard_prefetch_hits_total", kCounter, "job, worker",
+       "Gathers that were complete when they were needed"},
+      {"zeroshard_prefetch_misses_total", kCounter, "job, worker",
+       "Gathers that a rank had to wait for"},
+      {"zeroshard_gather_seconds", kHistogram, "job, worker", "From a gather to its completion"},
+      {"zeroshard_scatter_seconds", kHistogram, "job, worker", "From a scatter to its completion"},
+      {"zeroshard_step_seconds", kHistogram, "job, worker",
+       "From the last rank's arrival to the commit of a step"},
+      {"zeroshard_wait_seconds", kHistogram, "job, worker",
+       "Time that ranks waited for their worker, per step"},
+      {"zeroshard_checkpoints_total", kCounter, "job, kind",
+       "Checkpoints and files written or read: save, restore, export"},
+      {"zeroshard_checkpoint_bytes_total", kCounter, "job, kind", "Their bytes"},
+  };
+  return kAll;
+}
+
+JobMetrics::JobMetrics(std::shared_ptr<MetricsTable> table) : table_(std::move(table)) {
+  for (const MetricDescription& one : AllMetrics()) descriptions_[one.name] = &one;
+}
+
+const MetricDescription& JobMetrics::Describe(const std::string& name) const {
+  const auto it = descriptions_.find(name);
+  ZS_CHECK(it != descriptions_.end(), name);
+  return *it->second;
+}
+
+void JobMetrics::Grow(const std::string& name, const MetricLabels& labels, double amount) {
+  table_->GetCounter(name, Describe(name).help, labels)->Increment(amount);
+}
+
+void JobMetrics::Set(const std::string& name, const MetricLabels& labels, double value) {
+  table_->GetGauge(name, Describe(name).help, labels)->Set(value);
+}
+
+void JobMetrics::Observe(const std::string& name, const MetricLabels& labels,
+                         const google::protobuf::RepeatedField<uint64_t>& before,
+                         const google::protobuf::RepeatedField<uint64_t>& now) {
+  constexpr uint64_t kMaxObservations = 100000;  // of one message: a worker cannot hold us up
+  const auto histogram =
+      table_->GetHistogram(name, Describe(name).help, labels, LatencySeconds());
+  for (int i = 0; i < std::min(now.size(), kLatencyBuckets); ++i) {
+    const uint64_t old = i < before.size() ? before[i] : 0;
+    const uint64_t count = std::min(now[i] > old ? now[i] - old : 0, kMaxObservations);
+    for (uint64_t n = 0; n < count; ++n) histogram->Observe(0.75 * std::ldexp(1e-6, i));
+  }
+}
+
+void JobMetrics::SetNode(const NodeMemory& memory, uint64_t limit, uint64_t held) {
+  const uint64_t capacity = limit > 0 ? std::min(limit, memory.total) : memory.total;
+  const uint64_t within_limit = limit > 0 ? limit - std::min(limit, held) : memory.available;
+  const MetricLabels host = {{"tier", "host"}};
+  Set("zeroshard_tier_capacity_bytes", host, static_cast<double>(capacity));
+  Set("zeroshard_tier_used_bytes", host, static_cast<double>(held));
+  Set("zeroshard_tier_free_bytes", host,
+      static_cast<double>(std::min(within_limit, memory.available)));
+}
+
+void JobMetrics::SetJobs(const std::map<std::string, int>& by_state) {
+  for (const char* state : {"forming", "starting", "ready", "idle", "failed"}) {
+    const auto it = by_state.find(state);
+    Set("zeroshard_jobs", {{"state", state}}, it == by_state.end() ? 0 : it->second);
+  }
+}
+
+void JobMetrics::SetLedger(const std::string& job, const JobPlan& plan) {
+  std::map<MetricLabels, uint64_t> sums;
+  for (const model::v1::LedgerLine& line : plan.ledger) {
+    sums[{{"job", job}, {"tier", line.tier()}, {"holder", line.holder()},
+          {"state", line.state()}}] += line.bytes();
+  }
+  for (const auto& [labels, bytes] : sums) {
+    Set("zeroshard_state_bytes", labels, static_cast<double>(bytes));
+  }
+}
+
+void JobMetrics::SetRanks(const std::string& job, uint32_t attached, uint64_t generation) {
+  Set("zeroshard_ranks_attached", {{"job", job}}, attached);
+  Set("zeroshard_generation", {{"job", job}}, static_cast<double>(generation));
+}
+
+void JobMetrics::CountRestart(const std::string& job, uint32_t worker) {
+  Grow("zeroshard_worker_restarts_total", {{"job", job}, {"worker", absl::StrCat(worker)}}, 1);
+}
+
+void JobMetrics::CountRankDeath(const std::string& job) {
+  Grow("zeroshard_rank_deaths_total", {{"job", job}}, 1);
+}
+
+void JobMetrics::AddStats(const std::string& job, uint32_t worker,
+                          const internal::v1::Stats& before, const internal::v1::Stats& now) {
+  const MetricLabels labels = {{"job", job}, {"worker", absl::StrCat(worker)}};
+  auto moved = [&](const char* kind, uint64_t after, uint64_t old) {
+    MetricLabels with_kind = labels;
+    with_kind["kind"] = kind;
+    Grow("zeroshard_collective_elements_total", with_kind, Difference(after, old));
+  };
+  moved("gather", now.gather_elements(), before.gather_elements());
+  moved("gather_persistent", now.persistent_gather_elements(),
+        before.persistent_gather_elements());
+  moved("scatter", now.scatter_elements(), before.scatter_elements());
+  moved("step_gather", now.step_gather_elements(), before.step_gather_elements());
+  Grow("zeroshard_wire_bytes_total", labels, Difference(now.wire_bytes(), before.wire_bytes()));
+  Grow("zeroshard_copied_bytes_total", labels,
+       Difference(now.copied_bytes(), before.copied_bytes()));
+  Grow("zeroshard_prefetch_hits_total", labels,
+       Difference(now.prefetch_hits(), before.prefetch_hits()));
+  Grow("zeroshard_prefetch_misses_total", labels,
+       Difference(now.prefetch_misses(), before.prefetch_misses()));
+  Set("zeroshard_window_bytes", labels, static_cast<double>(now.window_bytes()));
+  Observe("zeroshard_gather_seconds", labels, before.gather_us(), now.gather_us());
+  Observe("zeroshard_scatter_seconds", labels, before.scatter_us(), now.scatter_us());
+  Observe("zeroshard_step_seconds", labels, before.step_us(), now.step_us());
+  Observe("zeroshard_wait_seconds", labels, before.wait_us(), now.wait_us());
+  if (worker != 0) return;  // the job's own numbers are the same on every worker
+  const MetricLabels of_job = {{"job", job}};
+  Set("zeroshard_step", of_job, static_cast<double>(now.step()));
+  Grow("zeroshard_optimizer_updates_total", of_job, Difference(now.updates(), before.updates()));
+  Grow("zeroshard_skipped_steps_total", of_job, Difference(now.skipped(), before.skipped()));
+  Set("zeroshard_loss_scale", of_job, now.loss_scale());
+  Set("zeroshard_grad_norm", of_job, now.grad_norm());
+}
+
+void JobMetrics::CountCheckpoint(const std::string& job, const std::string& kind, uint64_t bytes) {
+  Grow("zeroshard_checkpoints_total", {{"job", job}, {"kind", kind}}, 1);
+  Grow("zeroshard_checkpoint_bytes_total", {{"job", job}, {"kind", kind}},
+       static_cast<double>(bytes));
+}
+
+void JobMetrics::Remove(const std::string& job) { table_->RemoveSeries("job", job); }
+
+}  // namespace zeroshard

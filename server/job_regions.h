@@ -1,0 +1,90 @@
+// JobRegions: the shared memory, doorbells and listeners of one job, owned by the server so that they
+// outlive every worker and trainer.
+//
+// Made whole or not at all. Descriptors stay valid until the object goes. Decision thread.
+
+#ifndef ZEROSHARD_SERVER_JOB_REGIONS_H_
+#define ZEROSHARD_SERVER_JOB_REGIONS_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/shared_memory.h"
+#include "base/unique_fd.h"
+#include "proto/internal.pb.h"
+#include "server/planner.h"
+#include "storage/board.h"
+#include "storage/rank_page.h"
+
+namespace zeroshard {
+
+class JobRegions {
+ public:
+  struct Options {
+    std::string job;
+    uint64_t job_id = 0;
+    std::string socket_dir;  // of this job; created, and removed with the object
+    mode_t directory_mode = 0750;
+    mode_t socket_mode = 0660;
+  };
+  // All memfds sealed, the boards and rank pages formatted, the listeners bound. On an error nothing is
+  // left behind.
+  static absl::StatusOr<JobRegions> Create(const JobPlan& plan, const Options& options);
+
+  JobRegions(JobRegions&&) = default;
+  JobRegions& operator=(JobRegions&&) = delete;
+  ~JobRegions();
+
+  // What worker `w` gets with its Start: descriptions, and the descriptors in the same order. The
+  // descriptors stay owned by this object.
+  struct WorkerView {
+    std::vector<internal::v1::WorkerRegion> regions;
+    std::vector<int> fds;
+  };
+  WorkerView ForWorker(const JobPlan& plan, uint32_t w) const;
+
+  // What rank `r` gets: parameter window (read-only), gradient window, rank page (read-only).
+  struct RankRegion {
+    internal::v1::WorkerRegion::Kind kind;
+    uint64_t bytes;
+    int fd;
+  };
+  std::vector<RankRegion> ForRank(const JobPlan& plan, uint32_t r) const;
+
+  RankPage& rank_page(uint32_t r) const { return *rank_pages_[r].As<RankPage>(); }
+  const Board& board() const { return boards_.front(); }
+  const std::string& socket_path(uint32_t w) const { return socket_paths_[w]; }
+
+  // Bytes of memory behind all regions now.
+  uint64_t AllocatedBytes() const;
+
+ private:
+  struct Region {
+    RegionPlan plan;
+    UniqueFd fd;
+    UniqueFd read_only;  // invalid where readers get none
+  };
+  JobRegions() = default;
+  absl::Status CreateMemory(const JobPlan& plan, const Options& options);
+  absl::Status Format(const JobPlan& plan, const Options& options);
+  absl::Status CreateListeners(const JobPlan& plan, const Options& options);
+  const Region& Find(internal::v1::WorkerRegion::Kind kind, uint32_t index) const;
+
+  std::vector<Region> regions_;
+  std::vector<UniqueFd> doorbells_;  // one a worker
+  std::vector<UniqueFd> listeners_;  // one a worker
+  std::vector<std::string> socket_paths_;
+  std::string socket_dir_;
+  std::vector<MappedRegion> board_maps_;  // one an island
+  std::vector<Board> boards_;
+  std::vector<MappedRegion> rank_pages_;
+};
+
+}  // namespace zeroshard
+
+#endif  // ZEROSHARD_SERVER_JOB_REGIONS_H_

@@ -1,0 +1,142 @@
+#include "server/job_table.h"
+
+#include <csignal>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/log.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr absl::Duration kStopGrace = absl::Seconds(5);
+constexpr absl::Duration kMetricsPeriod = absl::Seconds(1);
+
+}  // namespace
+
+JobTable::JobTable(HostEnvironment environment) : environment_(std::move(environment)) {
+  environment_.retire = [this](WorkerProcess process) { Retire(std::move(process)); };
+}
+
+void JobTable::Attach(const std::string& name, AttachCall call) {
+  auto it = jobs_.find(name);
+  if (it != jobs_.end() && it->second->ended()) {
+    jobs_.erase(it);
+    it = jobs_.end();
+  }
+  if (it == jobs_.end()) {
+    HostEnvironment environment = environment_;
+    environment.memory_in_use = [this, name] { return InUse(name); };
+    it = jobs_.emplace(name, std::make_unique<JobHost>(environment, name, call.spec, call.plan))
+             .first;
+  }
+  it->second->Attach(std::move(call));
+  SweepLater();
+}
+
+void JobTable::CancelAttach(const std::string& name, uint64_t attach_id) {
+  if (auto job = Find(name); job.ok()) (*job)->CancelAttach(attach_id);
+  SweepLater();
+}
+
+absl::StatusOr<JobHost*> JobTable::Find(const std::string& name) {
+  const auto it = jobs_.find(name);
+  if (it != jobs_.end() && !it->second->ended()) return it->second.get();
+  std::vector<std::string> names;
+  for (const auto& [other, host] : jobs_) {
+    if (!host->ended() && names.size() < 20) names.push_back(other);
+  }
+  return absl::NotFoundError(absl::StrCat(
+      "there is no job '", name, "'; ",
+      names.empty() ? "the daemon has none" : "there are: ", absl::StrJoin(names, ", ")));
+}
+
+std::optional<JobHost::Granted> JobTable::Descriptors(const std::string& token) const {
+  for (const auto& [name, host] : jobs_) {
+    if (auto granted = host->Descriptors(token)) return granted;
+  }
+  return std::nullopt;
+}
+
+absl::StatusOr<uint64_t> JobTable::Remove(const std::string& name, bool force) {
+  absl::StatusOr<JobHost*> job = Find(name);
+  if (!job.ok()) return job.status();
+  absl::StatusOr<uint64_t> bytes = (*job)->Remove(force);
+  SweepLater();
+  return bytes;
+}
+
+void JobTable::Retire(WorkerProcess process) {
+  const int pidfd = process.pidfd.get();
+  auto shared = std::make_shared<WorkerProcess>(std::move(process));
+  retired_[pidfd] = shared;
+  const absl::Status watched = environment_.loop->Watch(pidfd, [this, pidfd] {
+    const auto it = retired_.find(pidfd);
+    if (it == retired_.end() || !ReapWorker(*it->second)) return;
+    environment_.loop->Unwatch(pidfd);
+    retired_.erase(it);
+    SweepLater();
+  });
+  if (!watched.ok()) LogError(absl::StrCat("waiting for a worker: ", watched.message()));
+  environment_.loop->At(environment_.loop->Now() + kStopGrace,
+                        [shared] { KillWorker(*shared, SIGKILL); });
+}
+
+void JobTable::SweepLater() {
+  if (sweeping_) return;
+  sweeping_ = true;
+  environment_.loop->Post([this] {
+    sweeping_ = false;
+    std::erase_if(jobs_, [](const auto& entry) { return entry.second->ended(); });
+    if (all_gone_ && jobs_.empty() && retired_.empty()) std::exchange(all_gone_, nullptr)();
+  });
+}
+
+void JobTable::Shutdown(std::function<void()> done) {
+  all_gone_ = std::move(done);
+  for (const auto& [name, host] : jobs_) {
+    static_cast<void>(host->Remove(/*force=*/true));
+  }
+  SweepLater();
+}
+
+std::vector<admin::v1::JobSummary> JobTable::Summaries() const {
+  std::vector<admin::v1::JobSummary> summaries;
+  for (const auto& [name, host] : jobs_) {
+    if (!host->ended()) summaries.push_back(host->Summary());
+  }
+  return summaries;
+}
+
+MemoryInUse JobTable::InUse(const std::string& except) const {
+  MemoryInUse in_use;
+  for (const auto& [name, host] : jobs_) {
+    if (name == except || host->ended()) continue;
+    const uint64_t held = host->MemoryHeld();
+    const uint64_t touched = host->MemoryTouched();
+    in_use.held += held;
+    in_use.untouched += held - std::min(held, touched);
+  }
+  return in_use;
+}
+
+void JobTable::StartMetrics() {
+  bool ended = false;
+  std::map<std::string, int> by_state;
+  for (const auto& [name, host] : jobs_) {
+    ended |= host->ended();
+    if (!host->ended()) ++by_state[JobPhaseName(host->state().phase)];
+  }
+  if (ended) SweepLater();
+  if (environment_.metrics != nullptr) {
+    environment_.metrics->SetJobs(by_state);
+    if (auto node = ReadNodeMemory(); node.ok()) {
+      environment_.metrics->SetNode(*node, environment_.config->host_memory_limit,
+                                    InUse("").held);
+    }
+  }
+  environment_.loop->At(environment_.loop->Now() + kMetricsPeriod, [this] { StartMetrics(); });
+}
+
+}  // namespace zeroshard

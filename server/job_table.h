@@ -1,0 +1,64 @@
+// JobTable: the jobs of this daemon by name, and what they share.
+//
+// Lives on the decision thread; every method is called there. Jobs are dropped as soon as they end. A
+// worker that was told to stop is given kStopGrace, then killed.
+
+#ifndef ZEROSHARD_SERVER_JOB_TABLE_H_
+#define ZEROSHARD_SERVER_JOB_TABLE_H_
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/job_host.h"
+#include "server/job_metrics.h"
+
+namespace zeroshard {
+
+class JobTable {
+ public:
+  // `environment` without memory_in_use and retire, which the table provides.
+  explicit JobTable(HostEnvironment environment);
+
+  // Attaches to the job of this name, making it when there is none.
+  void Attach(const std::string& name, AttachCall call);
+  void CancelAttach(const std::string& name, uint64_t attach_id);
+
+  // NotFound with the names that there are.
+  absl::StatusOr<JobHost*> Find(const std::string& name);
+  // The descriptors behind a token of any job.
+  std::optional<JobHost::Granted> Descriptors(const std::string& token) const;
+
+  absl::StatusOr<uint64_t> Remove(const std::string& name, bool force);
+
+  // Ends all jobs and calls `done` once every worker has ended.
+  void Shutdown(std::function<void()> done);
+
+  std::vector<admin::v1::JobSummary> Summaries() const;
+  // What jobs other than `except` hold.
+  MemoryInUse InUse(const std::string& except) const;
+
+  // Drops jobs that have ended, soon.
+  void Sweep() { SweepLater(); }
+
+  // Refreshes the node's own metrics, every second while the loop runs.
+  void StartMetrics();
+
+ private:
+  // Drops jobs that have ended, once no callback of theirs is on the stack.
+  void SweepLater();
+  void Retire(WorkerProcess process);
+
+  HostEnvironment environment_;
+  std::map<std::string, std::unique_ptr<JobHost>> jobs_;
+  std::map<int, std::shared_ptr<WorkerProcess>> retired_;  // by pidfd
+  std::function<void()> all_gone_;
+  bool sweeping_ = false;
+};
+
+}  // namespace zeroshard
+
+#endif  // ZEROSHARD_SERVER_JOB_TABLE_H_

@@ -1,0 +1,216 @@
+#include "server/ledger_lines.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "storage/partition.h"
+
+namespace zeroshard {
+namespace {
+
+using internal::v1::WorkerRegion;
+using model::v1::LedgerLine;
+
+// The elements of `unit`'s parameters that lie in `range`, without padding.
+uint64_t DataElements(const Layout& layout, const Unit& unit, GrainRange range) {
+  const uint64_t begin = range.first_element();
+  const uint64_t end = begin + range.elements();
+  uint64_t elements = 0;
+  for (const uint32_t parameter : unit.parameters) {
+    const ParameterPlace& place = layout.place(parameter);
+    const uint64_t from = std::max(begin, place.offset);
+    const uint64_t to = std::min(end, place.offset + place.elements);
+    if (from < to) elements += to - from;
+  }
+  return elements;
+}
+
+// The part of `total` that is share `index` of `shares`; all shares add up to it.
+uint64_t Share(uint64_t total, uint64_t index, uint64_t shares) {
+  return static_cast<uint64_t>((static_cast<unsigned __int128>(total) * (index + 1)) / shares -
+                               (static_cast<unsigned __int128>(total) * index) / shares);
+}
+
+class Ledger {
+ public:
+  explicit Ledger(const JobPlan& plan)
+      : plan_(plan), layout_(plan.layout.front()), config_(plan.config) {}
+
+  absl::StatusOr<std::vector<LedgerLine>> Lines() && {
+    for (uint32_t w = 0; w < plan_.workers.size(); ++w) ZS_RETURN_IF_ERROR(AddWorker(w));
+    for (uint32_t island = 0; island < plan_.islands; ++island) AddIsland(island);
+    for (uint32_t r = 0; r < plan_.ranks.size(); ++r) AddRank(r);
+    return std::move(lines_);
+  }
+
+ private:
+  void Add(const std::string& state, const std::string& holder, uint64_t bytes,
+           uint64_t formula_bytes, const std::string& formula) {
+    if (bytes == 0 && formula_bytes == 0) return;
+    LedgerLine line;
+    line.set_state(state);
+    line.set_tier("host");
+    line.set_holder(holder);
+    line.set_bytes(bytes);
+    line.set_formula_bytes(formula_bytes);
+    line.set_formula(formula);
+    lines_.push_back(line);
+  }
+
+  uint64_t RegionMemory(WorkerRegion::Kind kind, uint32_t index) const {
+    for (const RegionPlan& region : plan_.regions) {
+      if (region.kind == kind && region.index == index) return region.memory;
+    }
+    return 0;
+  }
+
+  // Bytes of the data of one worker's slices: `element_bytes` of a unit for every data element of it.
+  struct Amount {
+    uint64_t data = 0;   // bytes of data elements
+    uint64_t held = 0;   // the same with padding
+    uint64_t total = 0;  // of the whole job, for the formula
+  };
+  template <typename ElementBytes, typename Range>
+  Amount Measure(ElementBytes element_bytes, Range range) const {
+    Amount amount;
+    for (uint32_t u = 0; u < layout_.units().size(); ++u) {
+      const Unit& unit = layout_.units()[u];
+      const uint64_t bytes = element_bytes(u);
+      if (bytes == 0) continue;
+      const GrainRange slice = range(u);
+      amount.data += bytes * DataElements(layout_, unit, slice);
+      amount.held += bytes * slice.elements();
+      amount.total += bytes * unit.data_elements;
+    }
+    return amount;
+  }
+
+  absl::Status AddWorker(uint32_t w);
+  void AddIsland(uint32_t island);
+  void AddRank(uint32_t r);
+
+  const JobPlan& plan_;
+  const Layout& layout_;
+  const model::v1::EngineConfig& config_;
+  std::vector<LedgerLine> lines_;
+};
+
+absl::Status Ledger::AddWorker(uint32_t w) {
+  ZS_ASSIGN_OR_RETURN(const PartitionPlan partition,
+                      PartitionPlan::Create(layout_, config_, w, plan_.lanes));
+  const std::string holder = absl::StrCat("worker ", w);
+  const uint64_t shares = config_.stage() == 0 ? 1 : plan_.workers.size();
+  const std::string over = shares == 1 && config_.stage() == 0 ? "" : "/N";
+  uint64_t padding = 0;
+  auto add = [&](const std::string& state, const Amount& amount, const std::string& formula) {
+    Add(state, holder, amount.data, Share(amount.total, shares == 1 ? 0 : w, shares),
+        amount.total == 0 ? "" : formula);
+    padding += amount.held - amount.data;
+  };
+  auto slice = [&](uint32_t u) { return partition.unit(u).slice; };
+
+  if (config_.stage() == 3) {
+    // At rest in the window (in place) or in the partition; a copied window's residents are the window's.
+    const bool in_place = config_.window() == model::v1::WINDOW_IN_PLACE;
+    const Amount parameters = Measure(
+        [&](uint32_t u) -> uint64_t {
+          const bool counted = in_place || !partition.unit(u).resident;
+          return counted ? SizeOf(layout_.units()[u].dtype) : 0;
+        },
+        [&](uint32_t u) { return partition.unit(u).shard; });
+    add("parameters", parameters,
+        absl::StrCat(SizeOf(*FromProto(config_.compute_dtype())), "P/N"));
+  }
+  const uint64_t g = SizeOf(*FromProto(config_.accumulator_dtype()));
+  add("gradients",
+      Measure([&](uint32_t u) { return partition.unit(u).accumulator == kAbsent ? 0 : g; }, slice),
+      absl::StrCat(g, "P", over));
+  add("master",
+      Measure([&](uint32_t u) { return partition.unit(u).master == kAbsent ? 0 : 4; }, slice),
+      absl::StrCat("4P", over));
+  for (uint32_t slot = 0; slot < partition.state_slots(); ++slot) {
+    add(config_.state_slots(static_cast<int>(slot)),
+        Measure([&](uint32_t u) { return partition.unit(u).state[slot] == kAbsent ? 0 : 4; },
+                slice),
+        absl::StrCat("4P", over));
+  }
+  Add("padding", holder, padding, 0, "");
+  Add("records", holder, partition.totals().records, 0, "");
+  return absl::OkStatus();
+}
+
+void Ledger::AddIsland(uint32_t island) {
+  const std::string holder =
+      plan_.islands == 1 ? std::string("node") : absl::StrCat("island ", island);
+  const uint64_t window = RegionMemory(WorkerRegion::KIND_PARAMETER_WINDOW, island);
+  uint64_t data = 0;
+  uint64_t resident_data = 0;
+  uint64_t padded = 0;
+  for (uint32_t u = 0; u < layout_.units().size(); ++u) {
+    const Unit& unit = layout_.units()[u];
+    data += unit.data_elements * SizeOf(unit.dtype);
+    padded += unit.bytes();
+    if (config_.stage() < 3 || layout_.persistent(u, config_.persistence_threshold())) {
+      resident_data += unit.data_elements * SizeOf(unit.dtype);
+    }
+  }
+  if (config_.stage() == 3 && config_.window() == model::v1::WINDOW_IN_PLACE) {
+    Add("padding", holder, window - std::min(window, padded), 0, "");  // the workers have the rest
+  } else if (config_.stage() == 3) {
+    Add("parameters, resident", holder, resident_data, resident_data, "");
+    Add("window", holder, window - std::min(window, resident_data), 0, "");
+  } else {
+    Add("parameters", holder, data, data,
+        absl::StrCat(SizeOf(*FromProto(config_.compute_dtype())), "P"));
+    Add("padding", holder, window - std::min(window, data), 0, "");
+  }
+  Add("records", holder,
+      RegionMemory(WorkerRegion::KIND_BOARD, island) +
+          RegionMemory(WorkerRegion::KIND_USER_STATE, island),
+      0, "");
+}
+
+void Ledger::AddRank(uint32_t r) {
+  const std::string holder = absl::StrCat("rank ", r);
+  Add("window", holder, RegionMemory(WorkerRegion::KIND_GRADIENT_WINDOW, r), 0, "");
+  Add("records", holder, RegionMemory(WorkerRegion::KIND_RANK_PAGE, r), 0, "");
+  const uint64_t local = RegionMemory(WorkerRegion::KIND_LOCAL_ACCUMULATOR, r);
+  if (local == 0) return;
+  const uint64_t data = layout_.trainable_elements() * sizeof(float);
+  uint64_t padded = 0;
+  for (const Unit& unit : layout_.units()) {
+    if (unit.trainable) padded += unit.elements() * sizeof(float);
+  }
+  Add("gradients", holder, data, data, "4P");
+  Add("padding", holder, padded - data, 0, "");
+  Add("records", holder, local - padded, 0, "");
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<LedgerLine>> LedgerLines(const JobPlan& plan) {
+  return Ledger(plan).Lines();
+}
+
+uint64_t WindowMemory(const Layout& layout, const model::v1::EngineConfig& config) {
+  if (config.window() == model::v1::WINDOW_IN_PLACE || config.stage() < 3) {
+    return layout.window_bytes();
+  }
+  uint64_t resident = 0;
+  uint64_t live_elements = config.max_live_elements();
+  uint64_t widest = 1;
+  for (uint32_t u = 0; u < layout.units().size(); ++u) {
+    const Unit& unit = layout.units()[u];
+    widest = std::max<uint64_t>(widest, SizeOf(unit.dtype));
+    if (layout.persistent(u, config.persistence_threshold())) {
+      resident += (unit.bytes() + kWindowAlignment - 1) / kWindowAlignment * kWindowAlignment;
+    } else {
+      live_elements = std::max(live_elements, unit.elements());
+    }
+  }
+  if (live_elements > layout.window_bytes()) return layout.window_bytes();
+  return std::min(layout.window_bytes(), resident + live_elements * widest);
+}
+
+}  // namespace zeroshard

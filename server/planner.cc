@@ -1,0 +1,112 @@
+#include "server/planner.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "server/ledger_lines.h"
+#include "storage/layout_proto.h"
+#include "storage/partition.h"
+#include "storage/rank_page.h"
+
+namespace zeroshard {
+namespace {
+
+using internal::v1::WorkerRegion;
+
+constexpr uint64_t kPage = 4096;
+
+uint64_t Pages(uint64_t bytes) { return std::max(kPage, (bytes + kPage - 1) / kPage * kPage); }
+
+void PlaceWorkersAndRanks(const PlanInput& input, JobPlan& plan) {
+  const uint32_t workers = static_cast<uint32_t>(input.devices.size());
+  const bool shared = plan.config.transport() == model::v1::TRANSPORT_SHARED_MEMORY;
+  plan.islands = shared ? 1 : workers;
+  for (uint32_t w = 0; w < workers; ++w) {
+    internal::v1::WorkerPlace place;
+    place.set_island(shared ? 0 : w);
+    place.set_device(input.devices[w]);
+    plan.workers.push_back(place);
+  }
+  for (uint32_t r = 0; r < input.world_size; ++r) {
+    internal::v1::RankPlace place;
+    place.set_home_worker(r % workers);
+    place.set_island(plan.workers[r % workers].island());
+    plan.ranks.push_back(place);
+  }
+}
+
+void AddRegion(JobPlan& plan, WorkerRegion::Kind kind, uint32_t index, uint32_t island,
+               uint64_t bytes) {
+  plan.regions.push_back({kind, index, island, Pages(bytes), Pages(bytes)});
+}
+
+absl::Status AddRegions(JobPlan& plan) {
+  const Layout& layout = plan.layout.front();
+  for (uint32_t w = 0; w < plan.workers.size(); ++w) {
+    ZS_ASSIGN_OR_RETURN(const PartitionPlan partition,
+                        PartitionPlan::Create(layout, plan.config, w, plan.lanes));
+    AddRegion(plan, WorkerRegion::KIND_PARTITION, w, plan.workers[w].island(), partition.bytes());
+  }
+  for (uint32_t island = 0; island < plan.islands; ++island) {
+    AddRegion(plan, WorkerRegion::KIND_PARAMETER_WINDOW, island, island, layout.window_bytes());
+    plan.regions.back().memory =
+        std::min(plan.regions.back().bytes, Pages(WindowMemory(layout, plan.config)));
+    AddRegion(plan, WorkerRegion::KIND_BOARD, island, island, Board::Bytes(plan.board));
+    AddRegion(plan, WorkerRegion::KIND_USER_STATE, island, island,
+              UserStates::Bytes(plan.config.world_size(), plan.config.user_state_bytes()));
+  }
+  const uint64_t gradient_window = GradientWindowBytes(layout, plan.config);
+  uint64_t local_accumulator = 0;
+  if (UsesLocalAccumulators(plan.config)) {
+    ZS_ASSIGN_OR_RETURN(const PartitionPlan local,
+                        PartitionPlan::CreateLocal(layout, plan.config, plan.lanes));
+    local_accumulator = local.bytes();
+  }
+  for (uint32_t r = 0; r < plan.ranks.size(); ++r) {
+    const uint32_t island = plan.ranks[r].island();
+    AddRegion(plan, WorkerRegion::KIND_GRADIENT_WINDOW, r, island, gradient_window);
+    AddRegion(plan, WorkerRegion::KIND_RANK_PAGE, r, island, RankPageBytes());
+    if (local_accumulator > 0) {
+      AddRegion(plan, WorkerRegion::KIND_LOCAL_ACCUMULATOR, r, island, local_accumulator);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+uint64_t RankPageBytes() { return Pages(sizeof(RankPage)); }
+
+uint64_t JobPlan::memory_bytes() const {
+  uint64_t bytes = 0;
+  for (const RegionPlan& region : regions) bytes += region.memory;
+  return bytes;
+}
+
+absl::StatusOr<JobPlan> PlanJob(const PlanInput& input) {
+  JobPlan plan;
+  plan.manifest = input.manifest;
+  plan.lanes = input.lanes;
+  plan.warnings = input.config.warnings;
+  plan.values = input.config.resolved;
+  if (!input.config.scheduler.type.empty()) {
+    plan.scheduler = absl::StrCat("{\"type\": \"", input.config.scheduler.type,
+                                  "\", \"params\": ", input.config.scheduler.params_json, "}");
+  }
+  ZS_ASSIGN_OR_RETURN(plan.config, MakeEngineConfig(input));
+  ZS_ASSIGN_OR_RETURN(Layout layout, LayoutFromProto(input.manifest,
+                                                     static_cast<uint32_t>(input.devices.size())));
+  plan.board.workers = static_cast<uint32_t>(input.devices.size());
+  plan.board.ranks = input.world_size;
+  plan.board.units = static_cast<uint32_t>(layout.units().size());
+  plan.board.parameters = static_cast<uint32_t>(layout.parameters().size());
+  plan.layout.push_back(std::move(layout));
+  PlaceWorkersAndRanks(input, plan);
+  ZS_RETURN_IF_ERROR(AddRegions(plan));
+  ZS_ASSIGN_OR_RETURN(plan.ledger, LedgerLines(plan));
+  return plan;
+}
+
+}  // namespace zeroshard

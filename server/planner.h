@@ -1,0 +1,74 @@
+// PlanJob: from the config, the manifest and the devices to everything that must exist before a job can
+// run: the engine's configuration, every shared region with its size, who serves whom, and the ledger.
+//
+// A pure function of its input; any thread. The ledger's lines add up to the memory of all regions, byte
+// for byte: what is not state is named padding, window or records.
+
+#ifndef ZEROSHARD_SERVER_PLANNER_H_
+#define ZEROSHARD_SERVER_PLANNER_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "proto/internal.pb.h"
+#include "proto/model.pb.h"
+#include "server/ds_config.h"
+#include "storage/board.h"
+#include "storage/layout.h"
+
+namespace zeroshard {
+
+struct PlanInput {
+  DsConfig config;
+  model::v1::Manifest manifest;
+  uint32_t world_size = 1;
+  uint32_t local_ranks = 1;
+  bool forward_only = false;
+  std::vector<std::string> devices;  // one worker each
+  uint32_t lanes = 1;                // compute threads of each worker
+  uint32_t collective_timeout_ms = 60000;
+};
+
+// One shared region. `index`: the worker of a partition; the rank of a gradient window, rank page or
+// local accumulator; the island of a window, board or user_state region.
+struct RegionPlan {
+  internal::v1::WorkerRegion::Kind kind = internal::v1::WorkerRegion::KIND_UNSPECIFIED;
+  uint32_t index = 0;
+  uint32_t island = 0;
+  uint64_t bytes = 0;   // length of the file
+  uint64_t memory = 0;  // bytes that may be backed by memory at one time
+};
+
+struct JobPlan {
+  model::v1::EngineConfig config;
+  model::v1::Manifest manifest;
+  std::vector<Layout> layout;  // exactly one
+  std::vector<RegionPlan> regions;
+  std::vector<internal::v1::RankPlace> ranks;
+  std::vector<internal::v1::WorkerPlace> workers;
+  uint32_t islands = 1;
+  uint32_t lanes = 1;
+  BoardShape board;
+  std::vector<model::v1::LedgerLine> ledger;
+  std::vector<std::string> warnings;
+  std::string scheduler;
+  std::vector<ResolvedValue> values;
+
+  uint64_t memory_bytes() const;
+};
+
+// InvalidArgument or FailedPrecondition, naming the key or parameter: a batch triangle that does not
+// hold, a trainable parameter without an optimizer, an in-place window over Gloo, and what Layout refuses.
+absl::StatusOr<JobPlan> PlanJob(const PlanInput& input);
+
+// The engine's part of a config, without a layout.
+absl::StatusOr<model::v1::EngineConfig> MakeEngineConfig(const PlanInput& input);
+
+// Bytes of a rank page, a whole number of pages.
+uint64_t RankPageBytes();
+
+}  // namespace zeroshard
+
+#endif  // ZEROSHARD_SERVER_PLANNER_H_

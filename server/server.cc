@@ -1,0 +1,243 @@
+#include "server/server.h"
+
+#include <fcntl.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/impl/codegen/service_type.h>
+#include <grpcpp/server_posix.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/metrics_server.h"
+#include "base/status.h"
+#include "server/descriptor_server.h"
+#include "server/event_loop.h"
+#include "server/metadata_log.h"
+#include "server/peer_table.h"
+#include "server/run_files.h"
+#include "server/services.h"
+#include "storage/named_dir.h"
+
+namespace zeroshard {
+namespace {
+
+// A manifest of many parameters is the largest message; bulk never travels here.
+constexpr int kMaxGrpcBytes = 256 << 20;
+constexpr absl::Duration kGrpcGrace = absl::Seconds(2);
+
+uint32_t Lanes(const DaemonConfig& config) {
+  if (config.lanes_per_worker > 0) return config.lanes_per_worker;
+  const uint32_t cores = std::max(1U, std::thread::hardware_concurrency());
+  return std::max<uint32_t>(1, cores / static_cast<uint32_t>(config.devices.size()));
+}
+
+absl::Status MakeDirectories(const DaemonConfig& config, RunFiles& files) {
+  const mode_t mode = config.allow_uids.empty() ? 0750 : 0755;
+  ZS_RETURN_IF_ERROR(files.MakeDirectory("run_dir", config.run_dir, mode));
+  ZS_RETURN_IF_ERROR(files.MakeDirectory("run_dir", config.run_dir + "/jobs", mode));
+  ZS_RETURN_IF_ERROR(files.MakeDirectory("state_dir", config.state_dir, 0750));
+  ZS_RETURN_IF_ERROR(files.MakeDirectory("checkpoint_dir", config.checkpoint_dir, 0750));
+  return files.MakeDirectory("export_dir", config.export_dir, 0755);
+}
+
+// What an earlier daemon left half-written.
+absl::Status RemoveLeftovers(const std::string& path) {
+  ZS_ASSIGN_OR_RETURN(const UniqueFd directory, OpenDirectory(path));
+  ZS_ASSIGN_OR_RETURN(const int removed, RemoveTemporaries(directory.get()));
+  if (removed > 0) {
+    LogInfo(absl::StrCat("removed ", removed, " unfinished files of an earlier run from ", path));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+// In order of construction; destroyed the other way round.
+struct Server::Parts {
+  DaemonConfig config;
+  SystemClock clock;
+  std::unique_ptr<EventLoop> loop;
+  std::shared_ptr<MetricsTable> metrics_table = std::make_shared<MetricsTable>();
+  JobMetrics metrics{metrics_table};
+  std::unique_ptr<MetricsServer> metrics_server;
+  std::string metrics_address;
+  RunFiles files;
+  std::string socket_path;
+  UniqueFd listener;
+  std::unique_ptr<MetadataLog> journal;
+  PeerTable peers;
+  std::unique_ptr<JobTable> table;
+  std::unique_ptr<DescriptorServer> descriptors;
+  std::unique_ptr<CheckpointOps> checkpoints;
+  ServiceContext context;
+  std::unique_ptr<grpc::Service> trainer_service;
+  std::unique_ptr<grpc::Service> admin_service;
+  std::unique_ptr<grpc::Server> grpc;
+  bool stopping = false;
+
+  absl::Status StartMetrics();
+  absl::Status StartFiles(UniqueFd& descriptor_listener);
+  absl::Status StartJobs(UniqueFd descriptor_listener, const std::string& worker_binary);
+  absl::Status StartGrpc();
+  void OnConnection();
+  void BeginShutdown();
+};
+
+absl::Status Server::Parts::StartMetrics() {
+  if (config.metrics_address == "off") return absl::OkStatus();
+  MetricsServer::Options options;
+  options.address = config.metrics_address;
+  absl::StatusOr<std::unique_ptr<MetricsServer>> started =
+      MetricsServer::Start(metrics_table, options);
+  if (!started.ok()) return Annotate(started.status(), "metrics_address");
+  metrics_server = *std::move(started);
+  const std::string host = config.metrics_address.substr(0, config.metrics_address.rfind(':'));
+  metrics_address = absl::StrCat(host, ":", metrics_server->port());
+  return absl::OkStatus();
+}
+
+absl::Status Server::Parts::StartFiles(UniqueFd& descriptor_listener) {
+  ZS_RETURN_IF_ERROR(MakeDirectories(config, files));
+  const mode_t mode = config.allow_uids.empty() ? 0660 : 0666;
+  socket_path = config.run_dir + "/zeroshardd.sock";
+  ZS_ASSIGN_OR_RETURN(listener, files.Listen(socket_path, mode, UnixSocketType::kStream));
+  ZS_ASSIGN_OR_RETURN(descriptor_listener, files.Listen(config.run_dir + "/descriptors.sock", mode,
+                                                        UnixSocketType::kSeqpacket));
+  ZS_ASSIGN_OR_RETURN(journal, MetadataLog::Open(config.state_dir));
+  for (const std::string& job : journal->lost_jobs()) {
+    LogWarn(absl::StrCat("job ", job, " of an earlier daemon is gone: its memory ended with that ",
+                         "daemon; attach again and restore its last checkpoint"));
+  }
+  ZS_RETURN_IF_ERROR(RemoveLeftovers(config.checkpoint_dir));
+  return RemoveLeftovers(config.export_dir);
+}
+
+absl::Status Server::Parts::StartJobs(UniqueFd descriptor_listener,
+                                      const std::string& worker_binary) {
+  HostEnvironment environment;
+  environment.loop = loop.get();
+  environment.config = &config;
+  environment.metrics = &metrics;
+  environment.worker_binary = worker_binary;
+  environment.descriptor_socket = config.run_dir + "/descriptors.sock";
+  environment.journal = [this](records::v1::JournalRecord record) {
+    journal->Append(std::move(record));
+  };
+  table = std::make_unique<JobTable>(environment);
+  table->StartMetrics();
+  descriptors = std::make_unique<DescriptorServer>(
+      loop.get(), table.get(), std::move(descriptor_listener), config.allow_uids);
+  ZS_RETURN_IF_ERROR(descriptors->Start());
+  CheckpointOps::Environment operations;
+  operations.loop = loop.get();
+  operations.table = table.get();
+  operations.config = &config;
+  operations.metrics = &metrics;
+  operations.journal = environment.journal;
+  checkpoints = std::make_unique<CheckpointOps>(operations);
+  return absl::OkStatus();
+}
+
+absl::Status Server::Parts::StartGrpc() {
+  context.loop = loop.get();
+  context.table = table.get();
+  context.peers = &peers;
+  context.checkpoints = checkpoints.get();
+  context.config = &config;
+  context.lanes = Lanes(config);
+  context.started_at = loop->Now();
+  context.metrics_address = metrics_address;
+  trainer_service = MakeTrainerService(&context);
+  admin_service = MakeAdminService(&context);
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ServerBuilder builder;
+  builder.SetMaxReceiveMessageSize(kMaxGrpcBytes);
+  builder.SetMaxSendMessageSize(kMaxGrpcBytes);
+  builder.RegisterService(trainer_service.get());
+  builder.RegisterService(admin_service.get());
+  grpc = builder.BuildAndStart();
+  if (grpc == nullptr) return absl::InternalError("gRPC did not start");
+  return loop->Watch(listener.get(), [this] { OnConnection(); });
+}
+
+void Server::Parts::OnConnection() {
+  absl::StatusOr<UniqueFd> socket = AcceptUnix(listener.get(), absl::ZeroDuration());
+  if (!socket.ok()) return;
+  const absl::StatusOr<PeerCredentials> credentials = GetPeerCredentials(socket->get());
+  if (!credentials.ok()) return;
+  if (absl::Status allowed = CheckUser(credentials->uid, config.allow_uids); !allowed.ok()) {
+    LogWarn(absl::StrCat("refused process ", credentials->pid, ": ", allowed.message()));
+    return;
+  }
+  Peer peer;
+  peer.pid = credentials->pid;
+  peer.uid = credentials->uid;
+  absl::StatusOr<UniqueFd> pidfd = OpenPidfd(credentials->pid);
+  if (!pidfd.ok()) {
+    LogWarn(absl::StrCat("refused a connection whose process cannot be watched: ",
+                         pidfd.status().message()));
+    return;
+  }
+  peer.pidfd = *std::move(pidfd);
+  const int fd = socket->release();
+  fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+  peers.Set(fd, std::move(peer));
+  grpc::AddInsecureChannelFromFd(grpc.get(), fd);
+}
+
+void Server::Parts::BeginShutdown() {
+  if (std::exchange(stopping, true)) return;
+  LogInfo("shutting down: ending all jobs");
+  loop->Unwatch(listener.get());
+  descriptors.reset();
+  table->Shutdown([this] { loop->Stop(); });
+}
+
+Server::Server(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
+Server::~Server() = default;
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Create(const DaemonConfig& config) {
+  ZS_ASSIGN_OR_RETURN(const std::string worker_binary, FindWorkerBinary(config.worker_binary));
+  auto parts = std::make_unique<Parts>();
+  parts->config = config;
+  ZS_ASSIGN_OR_RETURN(parts->loop, EventLoop::Create(&parts->clock));
+  UniqueFd descriptor_listener;
+  ZS_RETURN_IF_ERROR(parts->StartMetrics());
+  ZS_RETURN_IF_ERROR(parts->StartFiles(descriptor_listener));
+  ZS_RETURN_IF_ERROR(parts->StartJobs(std::move(descriptor_listener), worker_binary));
+  ZS_RETURN_IF_ERROR(parts->StartGrpc());
+  return std::unique_ptr<Server>(new Server(std::move(parts)));
+}
+
+void Server::Run(int shutdown_fd) {
+  Parts& parts = *parts_;
+  const absl::Status watched = parts.loop->Watch(shutdown_fd, [this, shutdown_fd] {
+    parts_->loop->Unwatch(shutdown_fd);
+    parts_->BeginShutdown();
+  });
+  if (!watched.ok()) LogError(absl::StrCat("signals: ", watched.message()));
+  LogInfo(absl::StrCat("serving at ", parts.socket_path,
+                       parts.metrics_address.empty() ? "" : ", metrics at ",
+                       parts.metrics_address));
+  parts.loop->Run();
+  parts.grpc->Shutdown(std::chrono::system_clock::now() + absl::ToChronoSeconds(kGrpcGrace));
+  parts.grpc->Wait();
+  LogInfo("stopped");
+}
+
+void Server::Stop() {
+  parts_->loop->Post([this] { parts_->BeginShutdown(); });
+}
+
+const std::string& Server::socket_path() const { return parts_->socket_path; }
+const std::string& Server::metrics_address() const { return parts_->metrics_address; }
+
+}  // namespace zeroshard

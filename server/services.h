@@ -1,0 +1,41 @@
+// The gRPC services of the daemon: validate, translate, hand to the decision thread, reply.
+//
+// Handlers run on gRPC's threads. What they share lives in ServiceContext, which outlives the services.
+
+#ifndef ZEROSHARD_SERVER_SERVICES_H_
+#define ZEROSHARD_SERVER_SERVICES_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/time/time.h"
+#include "server/checkpoint_ops.h"
+#include "server/daemon_config.h"
+#include "server/event_loop.h"
+#include "server/job_table.h"
+#include "server/peer_table.h"
+
+namespace grpc {
+class Service;
+}
+
+namespace zeroshard {
+
+struct ServiceContext {
+  EventLoop* loop = nullptr;
+  JobTable* table = nullptr;
+  PeerTable* peers = nullptr;
+  CheckpointOps* checkpoints = nullptr;
+  const DaemonConfig* config = nullptr;
+  uint32_t lanes = 1;  // of each worker
+  absl::Duration started_at;
+  std::string metrics_address;  // as bound, "" when off
+};
+
+std::unique_ptr<grpc::Service> MakeTrainerService(const ServiceContext* context);
+std::unique_ptr<grpc::Service> MakeAdminService(const ServiceContext* context);
+
+}  // namespace zeroshard
+
+#endif  // ZEROSHARD_SERVER_SERVICES_H_
