@@ -22,7 +22,8 @@ struct NamedRange {
   std::string name;
 };
 
-// Immutable once published. A table is replaced but never freed: a handler may be reading it.
+// Immutable once published. Freed with its entry: who writes to a window while its session ends on
+// another thread is beyond help.
 struct Table {
   uintptr_t begin;
   uintptr_t end;
@@ -125,7 +126,7 @@ WriteGuardEntry::WriteGuardEntry(const Session& session) {
 }
 
 WriteGuardEntry::~WriteGuardEntry() {
-  if (index_ >= 0) g_tables[index_].store(nullptr, std::memory_order_release);
+  if (index_ >= 0) delete g_tables[index_].exchange(nullptr, std::memory_order_acq_rel);
 }
 
 }  // namespace zeroshard
