@@ -127,7 +127,7 @@ class Job:
         self.units, self.places, self.window_bytes = layout(parameters)
         self.group = self.values.get("zeroshard", {}).get("reduction_group", 0)
         self.groups = groups
-        self.window = bytearray(b"\xff" * max(self.window_bytes, PAGE))
+        self.sessions = {}  # by rank; each has a parameter window of its own, so that no rank reads what another holds
         self.shards = [np.zeros(u["elements"], stored_type(u["dtype"])) for u in self.units]
         self.put_grains = [np.zeros(u["elements"] // GRAIN, bool) for u in self.units]
         self.scaler = scaler
@@ -162,19 +162,14 @@ class Job:
         grains = slice(begin // GRAIN, -(-(begin + elements) // GRAIN))
         self.shards[unit][begin : begin + elements] = np.frombuffer(data, self.shards[unit].dtype, elements)
         self.put_grains[unit][grains] = True
-        if self.holders[unit]:
-            self.show(unit)
+        self.show_to_holders(unit)
         if self.reference is not None:
             self._adopt(unit)
         self.daemon.lock.notify_all()
 
-    def show(self, unit):
-        u = self.units[unit]
-        self.window[u["window_offset"] : u["window_offset"] + u["bytes"]] = self.shards[unit].tobytes()
-
-    def hide(self, unit):
-        u = self.units[unit]
-        self.window[u["window_offset"] : u["window_offset"] + u["bytes"]] = bytes([_POISON]) * u["bytes"]
+    def show_to_holders(self, unit):
+        for rank in self.holders[unit]:
+            self.sessions[rank].show(unit)
 
     def readable(self, unit):
         return bool(self.put_grains[unit].all())
@@ -222,9 +217,8 @@ class Job:
             unit, offset, n = self.places[i]
             if self.parameters[i]["trainable"]:
                 self.shards[unit][offset : offset + n] = encode(reference.master[i], self.parameters[i]["dtype"])
-        for unit, holders in enumerate(self.holders):
-            if holders:
-                self.show(unit)
+        for unit in range(len(self.units)):
+            self.show_to_holders(unit)
         self.step_number += 1
         self.norms.append(reference.norm)
         self.user_states = [self.arrivals[r]["user_state"] for r in range(self.world_size)]
@@ -252,7 +246,9 @@ class Session:
         self._refresh()
         largest = max((u["bytes"] for u in job.units), default=0)
         self.gradient_window = bytearray(max(2 * largest, PAGE))
-        self.parameter_window = memoryview(job.window).toreadonly()
+        self._window = bytearray(bytes([_POISON]) * max(job.window_bytes, PAGE))
+        self.parameter_window = memoryview(self._window).toreadonly()
+        job.sessions[rank] = self
         self._requests, self._slots, self._next = {}, {}, 1
         self.released = 0
 
@@ -262,6 +258,14 @@ class Session:
         self.updates = job.reference.updates if job.reference else 0
         self.loss_scale = job.scaler.scale
         self.user_state = job.user_states[self.rank]
+
+    def show(self, unit):
+        u = self.job.units[unit]
+        self._window[u["window_offset"] : u["window_offset"] + u["bytes"]] = self.job.shards[unit].tobytes()
+
+    def hide(self, unit):
+        u = self.job.units[unit]
+        self._window[u["window_offset"] : u["window_offset"] + u["bytes"]] = bytes([_POISON]) * u["bytes"]
 
     def units(self):
         return [
@@ -330,8 +334,8 @@ class Session:
                 together = alone or attempt != job.step_number or all(len(o) > position for o in job.orders)
                 if together and all(job.readable(u) for u in units):
                     for unit in units:
-                        if job.holders[unit]:
-                            job.show(unit)
+                        if job.holders[unit].get(self.rank):
+                            self.show(unit)
                     return True
                 return False
 
@@ -346,8 +350,7 @@ class Session:
                 job.holders[unit][self.rank] -= 1
                 if not job.holders[unit][self.rank]:
                     del job.holders[unit][self.rank]
-                if not job.holders[unit]:
-                    job.hide(unit)
+                    self.hide(unit)
             self.released += len(units)
             return self._new()
 
@@ -450,9 +453,8 @@ class Session:
                 for i, p in enumerate(job.parameters):
                     unit, offset, n = job.places[i]
                     job.shards[unit][offset : offset + n] = encode(job.reference.master[i], p["dtype"])
-                for unit, holders in enumerate(job.holders):
-                    if holders:
-                        job.show(unit)
+                for unit in range(len(job.units)):
+                    job.show_to_holders(unit)
             target = job.restores + (-job.restores) % self.world_size
             job.daemon.lock.notify_all()
             job.daemon.wait(lambda: job.restores >= target, "restore on all ranks")

@@ -88,7 +88,8 @@ class LossScaler:
         elif self.dynamic:
             if self.consecutive:
                 self.left = self.hysteresis
-            if self.window and (self.iteration - self.last_overflow) % self.window == 0:
+            stable = self.iteration - self.last_overflow - 1
+            if self.window and stable > 0 and stable % self.window == 0:
                 if not self.consecutive:
                     self.left = self.hysteresis
                 self.scale *= 2

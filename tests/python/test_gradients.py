@@ -89,6 +89,32 @@ def test_tied_weights_and_recomputation(ranks, stage, functional, mode):
     check(ranks, lambda: Tied(functional, mode), language(2, 2), stage)
 
 
+def test_outputs_that_cannot_be_looked_into(ranks):
+    class Box:
+        __slots__ = ("value",)
+
+    class Boxed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = torch.nn.Linear(24, 24)
+
+        def forward(self, x):
+            box = Box()
+            box.value = self.lin.weight.t() @ x.t()
+            return box
+
+    class Outer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.boxed, self.last = Boxed(), torch.nn.Linear(24, 24)
+
+        def forward(self, x):
+            return {"loss": (self.last(self.boxed(x).value.t()), [x])}
+
+    losses = [[lambda m: m(batch(0, 0, 4, 24))["loss"][0].pow(2).mean()]]
+    check(ranks, Outer, losses, 3, prefetch=0)
+
+
 def test_registered_external_parameter(ranks):
     def factory():
         model = Tied(functional=True)

@@ -84,6 +84,9 @@ def load(engine, load_dir, tag, parameters_only):
         raise ZeroShardError(f"load_checkpoint: {error}", "NOT_FOUND") from error
     except ValueError as error:
         raise ZeroShardError(f"load_checkpoint: {path}/{_FILE} is damaged: {error}", "DATA_LOSS") from error
+    for unit in engine._table.units:
+        with _Alone(engine, unit):
+            pass  # readable, so no rank is still putting initial values
     reply = engine.session.restore(document["name"], parameters_only)
     if engine._gradients is not None:
         engine._gradients.reset()

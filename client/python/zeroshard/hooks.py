@@ -149,13 +149,12 @@ class ModuleHooks:
         if call.units:
             if torch.is_grad_enabled():
                 found = _visit_tensors(output, lambda t: self._watch_output(call, t))
-                if call.recompute or not found:
-                    for unit in call.units:
-                        unit.soft = True
+                for unit in call.units:
+                    unit.soft = unit.soft or call.recompute
+                    unit.held = unit.held or not found  # no way to see its backward come: it stays until the end
             for unit in call.units:
                 unit.active -= 1
-                if not unit.active:
-                    self.table.idle(unit)
+                self.table.idle(unit)
         if not self.stack and not self.phase.in_backward:
             self.table.release_idle()
             self.table.prefetch()
@@ -180,7 +179,7 @@ class ModuleHooks:
             if call.inputs and call not in unit.pending:
                 call.remaining = call.inputs
                 unit.pending.add(call)
-            unit.soft = True
+            unit.held = True
         self.table.fetch(call.units)
 
     def input_done(self, call):
@@ -202,7 +201,7 @@ class ModuleHooks:
         """A placeholder was used: gathers it for the module or the recomputation that is running, or refuses."""
         unit = self.unit_of(parameter)
         if not self.stack and self.phase.in_backward:
-            unit.soft = True  # a checkpointed function that is not a module
+            unit.held = True  # a checkpointed function that is not a module
             self.table.fetch([unit])
             return
         if not self.stack:

@@ -50,11 +50,12 @@ class Init:
             _patch()
         return self
 
-    def __exit__(self, *unused):
+    def __exit__(self, kind, *unused):
         if self.enabled:
-            self._close_all()
             _local.active = self._outer
             _unpatch()
+            if kind is None:
+                self._close_all()
         return False
 
     def module_done(self, module):
@@ -96,9 +97,9 @@ class Init:
         self._open.append(parameter)
 
     def _close_all(self):
-        for parameter in self._open:
+        opened, self._open = self._open, []
+        for parameter in opened:
             self._keep(parameter)
-        self._open = []
 
 
 def _touch(parameter, func):

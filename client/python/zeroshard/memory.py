@@ -18,6 +18,10 @@ import contextlib
 import torch
 
 
+def _storage(tensor):
+    return tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor.storage()
+
+
 def resident():
     """(anonymous, shared) resident bytes of this process."""
     anonymous = shared = 0
@@ -60,15 +64,15 @@ class Memory:
         """Counts activations and samples resident memory inside; costs a few microseconds an operation."""
         self.measuring = True
         parameters = {id(p) for p in self._model.parameters()}
-        windows = {p.data_ptr() for p in self._model.parameters() if type(p) in (torch.Tensor, torch.nn.Parameter)}
+        windows = {_storage(p.zeroshard.view).data_ptr() for p in self._model.parameters() if hasattr(p, "zeroshard")}
         storages = {}
 
         def pack(tensor):
-            key = tensor.storage().data_ptr()
-            if id(tensor) in parameters or tensor.data_ptr() in windows or hasattr(tensor, "zeroshard"):
+            key = _storage(tensor).data_ptr()
+            if id(tensor) in parameters or key in windows:
                 return tensor
             if storages.get(key, 0) == 0:
-                self._live += tensor.storage().nbytes()
+                self._live += _storage(tensor).nbytes()
                 self.peak_activations = max(self.peak_activations, self._live)
             storages[key] = storages.get(key, 0) + 1
             return _Saved(tensor, key)
@@ -85,7 +89,7 @@ class Memory:
             def __del__(saved):
                 storages[saved.key] -= 1
                 if storages[saved.key] == 0:
-                    self._live -= saved.tensor.storage().nbytes()
+                    self._live -= _storage(saved.tensor).nbytes()
 
         try:
             with torch.autograd.graph.saved_tensors_hooks(pack, unpack):

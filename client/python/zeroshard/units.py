@@ -20,7 +20,7 @@ class Unit:
 
     __slots__ = (
         "index", "dtype", "trainable", "elements", "data_elements", "bytes", "window_offset", "resident",
-        "parameters", "places", "alone", "live", "active", "pending", "soft", "prefetch",
+        "parameters", "places", "alone", "live", "shown", "active", "pending", "held", "soft", "prefetch",
         "trainable_count", "fired", "deferred", "sent",
     )
 
@@ -36,10 +36,12 @@ class Unit:
         self.parameters = []  # the nn.Parameters, in order of offset
         self.places = []      # (offset, elements) of each
         self.alone = False    # gathered without the other ranks (experts)
-        self.live = False
+        self.live = False     # gathered: its address holds its values
+        self.shown = False    # its parameters are views of the window; else a use of them is noticed
         self.active = 0       # forward calls that are using it
-        self.pending = set()  # calls whose backward is using it
-        self.soft = False     # recomputed: its backward is about to come
+        self.pending = set()  # calls whose backward is using it and is seen to end
+        self.held = False     # backward is using it
+        self.soft = False     # kept for a backward that is about to come
         self.prefetch = None  # request id of a gather issued ahead
         self.trainable_count = 0
         self.fired = set()    # parameters whose gradient is complete in this backward pass
@@ -96,10 +98,11 @@ class UnitTable:
         resident = [u for u in self.units if u.resident]
         if resident:
             self.session.wait(self.session.gather([u.index for u in resident], True, False))
-        for unit in resident:
-            self._show(unit)
         for unit in self.units:
-            if not unit.resident:
+            if unit.resident:
+                unit.live = True
+                self._show(unit)
+            else:
                 self._hide(unit)
 
     def fetch(self, units):
@@ -112,7 +115,12 @@ class UnitTable:
                 self._wait(self.session.gather([unit.index], True, False))
             else:
                 self._fetch_in_order(unit)
-            self._show(unit)
+            unit.live = True
+            if not unit.resident:
+                self._count_live(unit.elements)
+        for unit in units:
+            if not unit.shown:
+                self._show(unit)
         if missing:
             self.prefetch()
 
@@ -165,25 +173,29 @@ class UnitTable:
                 self.session.release([unit.index])
 
     def idle(self, unit):
-        """Forward is done with the unit for now; it goes when another one is needed."""
-        if not unit.resident and unit.live and unit not in self._idle:
+        """A forward call is done with the unit; it goes when another one is needed, and from now on a use by another
+        module is noticed."""
+        if unit.resident or not unit.live or unit.active or unit.pending or unit.held:
+            return
+        self._hide(unit)
+        if unit not in self._idle:
             self._idle.append(unit)
 
     def release_idle(self):
         idle, self._idle = self._idle, []
-        gone = [u for u in idle if u.live and not (u.active or u.pending or u.soft)]
+        gone = [u for u in idle if u.live and not (u.active or u.pending or u.held or u.soft)]
         for unit in gone:
-            self._hide(unit)
+            self._let_go(unit)
         if gone:
             self.session.release([u.index for u in gone])
 
     def release(self, unit):
         """Releases now; used by backward, which knows when a unit is done."""
-        unit.soft = False
+        unit.soft = unit.held = False
         unit.pending.clear()
         unit.fired.clear()
         if unit.live and not unit.resident and not unit.active:
-            self._hide(unit)
+            self._let_go(unit)
             self.session.release([unit.index])
             self.prefetch()
 
@@ -202,16 +214,17 @@ class UnitTable:
     def _show(self, unit):
         for parameter in unit.parameters:
             placeholder.bind(parameter, parameter.zeroshard.view)
-        unit.live = True
-        if not unit.resident:
-            self._count_live(unit.elements)
+        unit.shown = True
 
     def _hide(self, unit):
         for parameter in unit.parameters:
             placeholder.unbind(parameter)
-        if unit.live and not unit.resident:
-            self.live_elements -= unit.elements
+        unit.shown = False
+
+    def _let_go(self, unit):
+        self._hide(unit)
         unit.live = False
+        self.live_elements -= unit.elements
 
     def take_counts(self):
         counts = (self.hits, self.misses, self.wait_us)

@@ -49,7 +49,7 @@ class GatheredParameters:
         values = {id(p): p.data for p in self.parameters}
         for parameter in self.parameters:
             unit = self.engine.unit_of(parameter)
-            if unit.live:
+            if unit.shown:
                 placeholder.bind(parameter, parameter.zeroshard.view)
             else:
                 placeholder.unbind(parameter)
