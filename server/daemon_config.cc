@@ -19,8 +19,8 @@ namespace {
 constexpr int64_t kMaxLanes = 1024;
 constexpr uint32_t kMaxDeviceIndex = 255;
 
-// The longest socket path beneath run_dir must fit: jobs/<128 characters> does not, so job folders are
-// named by a short hash when needed; this leaves room for that.
+// The longest socket path beneath run_dir must fit: jobs/<128 characters> does not, so job folders
+// are named by a short hash when needed; this leaves room for that.
 constexpr size_t kSocketSuffixBytes = sizeof("/jobs/0123456789abcdef/worker-255.sock");
 
 absl::Status CheckDirectory(const char* key, const std::string& path) {
@@ -33,8 +33,8 @@ absl::Status CheckDirectory(const char* key, const std::string& path) {
 
 absl::Status CheckTimeout(const char* key, absl::Duration timeout) {
   if (timeout < absl::Milliseconds(10) || timeout > absl::Hours(24 * 7)) {
-    return absl::InvalidArgumentError(absl::StrCat(key, ": expected 10ms to 7 days, found ",
-                                                   absl::FormatDuration(timeout)));
+    return absl::InvalidArgumentError(
+        absl::StrCat(key, ": expected 10ms to 7 days, found ", absl::FormatDuration(timeout)));
   }
   return absl::OkStatus();
 }
@@ -119,10 +119,9 @@ absl::Status Check(const DaemonConfig& config) {
   ZS_RETURN_IF_ERROR(CheckDirectory("checkpoint_dir", config.checkpoint_dir));
   ZS_RETURN_IF_ERROR(CheckDirectory("export_dir", config.export_dir));
   if (config.run_dir.size() + kSocketSuffixBytes > kMaxUnixPathBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("run_dir: ", config.run_dir, " has ", config.run_dir.size(),
-                     " characters; sockets beneath it allow at most ",
-                     kMaxUnixPathBytes - kSocketSuffixBytes));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "run_dir: ", config.run_dir, " has ", config.run_dir.size(),
+        " characters; sockets beneath it allow at most ", kMaxUnixPathBytes - kSocketSuffixBytes));
   }
   ZS_RETURN_IF_ERROR(CheckTimeout("attach_timeout", config.attach_timeout));
   ZS_RETURN_IF_ERROR(CheckTimeout("collective_timeout", config.collective_timeout));
@@ -154,10 +153,9 @@ absl::Status CheckDevices(const std::vector<std::string>& devices) {
     uint32_t index = 0;
     if (device.rfind("cpu:", 0) != 0 || !absl::SimpleAtoi(device.substr(4), &index) ||
         device != absl::StrCat("cpu:", index) || index > kMaxDeviceIndex) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("devices: unknown device \"", device,
-                       "\"; this build has the host only: \"cpu:0\" to \"cpu:", kMaxDeviceIndex,
-                       "\""));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "devices: unknown device \"", device,
+          "\"; this build has the host only: \"cpu:0\" to \"cpu:", kMaxDeviceIndex, "\""));
     }
     if (!seen.insert(device).second) {
       return absl::InvalidArgumentError(
@@ -185,21 +183,23 @@ absl::StatusOr<DaemonConfig> LoadDaemonConfig(const DaemonFlags& flags) {
 
 std::string DaemonConfigText(const DaemonConfig& config) {
   static constexpr const char* kLevels[] = {"debug", "info", "warn", "error", "off"};
-  std::string text = absl::StrCat(
-      "run_dir: ", config.run_dir, "\nstate_dir: ", config.state_dir,
-      "\ncheckpoint_dir: ", config.checkpoint_dir, "\nexport_dir: ", config.export_dir,
-      "\nworker_binary: ", config.worker_binary.empty() ? "\"\"" : config.worker_binary,
-      "\ndevices: [\"", absl::StrJoin(config.devices, "\", \""), "\"]",
-      "\nmetrics_address: \"", config.metrics_address, "\"\ngloo_address: \"", config.gloo_address,
-      "\"\nhost_memory_limit: ", config.host_memory_limit);
-  absl::StrAppend(
-      &text, "\nlanes_per_worker: ",
-      config.lanes_per_worker == 0 ? "auto" : absl::StrCat(config.lanes_per_worker),
-      "\nattach_timeout: ", absl::FormatDuration(config.attach_timeout),
-      "\ncollective_timeout: ", absl::FormatDuration(config.collective_timeout),
-      "\nrejoin_timeout: ", absl::FormatDuration(config.rejoin_timeout), "\nallow_uids: [",
-      absl::StrJoin(config.allow_uids, ", "), "]\nlog_level: ",
-      kLevels[static_cast<int>(config.log_level)], "\n");
+  // The escapes of the log are those of YAML's double quotes.
+  std::string text = absl::StrCat("run_dir: ", QuoteForLog(config.run_dir),
+                                  "\nstate_dir: ", QuoteForLog(config.state_dir),
+                                  "\ncheckpoint_dir: ", QuoteForLog(config.checkpoint_dir),
+                                  "\nexport_dir: ", QuoteForLog(config.export_dir),
+                                  "\nworker_binary: ", QuoteForLog(config.worker_binary),
+                                  "\ndevices: [\"", absl::StrJoin(config.devices, "\", \""), "\"]",
+                                  "\nmetrics_address: ", QuoteForLog(config.metrics_address),
+                                  "\ngloo_address: ", QuoteForLog(config.gloo_address),
+                                  "\nhost_memory_limit: ", config.host_memory_limit);
+  absl::StrAppend(&text, "\nlanes_per_worker: ",
+                  config.lanes_per_worker == 0 ? "auto" : absl::StrCat(config.lanes_per_worker),
+                  "\nattach_timeout: ", absl::FormatDuration(config.attach_timeout),
+                  "\ncollective_timeout: ", absl::FormatDuration(config.collective_timeout),
+                  "\nrejoin_timeout: ", absl::FormatDuration(config.rejoin_timeout),
+                  "\nallow_uids: [", absl::StrJoin(config.allow_uids, ", "),
+                  "]\nlog_level: ", kLevels[static_cast<int>(config.log_level)], "\n");
   return text;
 }
 
