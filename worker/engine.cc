@@ -50,6 +50,7 @@ absl::Status Engine::OpenLocalAccumulators() {
   if (!memory.has_local_accumulators()) return absl::OkStatus();
   for (uint32_t rank = 0; rank < memory.ranks(); ++rank) {
     // Others' local accumulators are only read; their undo area is their home worker's.
+    if (!memory.is_home_of(rank)) continue;
     ZS_ASSIGN_OR_RETURN(local_[rank],
                         AccumulatorSpace::Open(memory.layout(), memory.local_plan(),
                                                memory.local_accumulator(rank), DType::kFloat32));
@@ -61,7 +62,7 @@ absl::StatusOr<std::string> Engine::Recover() {
   ZS_RETURN_IF_ERROR(shard_.Recover());
   unfinished_ = UnfinishedUnit(shard_.accumulators().undo(), context_.memory().plan());
   for (uint32_t rank = 0; rank < local_.size(); ++rank) {
-    if (!local_[rank].has_value() || ports_[rank] == nullptr) continue;
+    if (!local_[rank].has_value()) continue;
     ZS_ASSIGN_OR_RETURN(unfinished_local_[rank], RecoverLocal(rank));
   }
   keeper_.Recover();
@@ -157,7 +158,7 @@ bool Engine::FollowAttempt() {
     unfinished_.reset();
     std::fill(unfinished_local_.begin(), unfinished_local_.end(), std::nullopt);
     for (uint32_t rank = 0; rank < local_.size(); ++rank) {
-      if (local_[rank].has_value() && ports_[rank] != nullptr) local_[rank]->undo().Abandon();
+      if (local_[rank].has_value()) local_[rank]->undo().Abandon();
     }
   }
   attempt_ = attempt;
@@ -178,9 +179,7 @@ bool Engine::MergeDirty() {
       if (unit >= units) break;
       const auto u = static_cast<uint32_t>(unit);
       for (uint32_t rank = 0; rank < ports_.size(); ++rank) {
-        while (ports_[rank] != nullptr && local_[rank].has_value() && MergeLocal(rank, u)) {
-          progress = true;
-        }
+        while (local_[rank].has_value() && MergeLocal(rank, u)) progress = true;
       }
       while (MergeUnit(u)) progress = true;
       progress |= keeper_.Fill(u, shard_);
@@ -231,7 +230,7 @@ std::optional<std::vector<GradientInput>> Engine::LocalInputs(uint32_t unit) con
     if (record.tag.load(std::memory_order_acquire) != last) return std::nullopt;
     const MergeRecord::State& state = record.states[record.states[0].tag == last ? 0 : 1];
     GradientInput input;
-    input.data = local_[rank]->data(unit);
+    input.data = context_.memory().local_unit(rank, unit);
     input.dtype = DType::kFloat32;
     input.present = state.present;
     inputs.push_back(input);
@@ -392,9 +391,8 @@ bool Engine::Decide() {
   for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
     inputs.push_back(&board.rank(rank).input);
   }
-  absl::Status status = CheckSameInputs(inputs);
-  absl::StatusOr<StepVerdict> verdict = status;
-  if (status.ok()) verdict = DecideStep(context_.memory().config(), inputs, total, board.numbers());
+  const absl::StatusOr<StepVerdict> verdict =
+      DecideStep(context_.memory().config(), inputs, total, board.numbers());
   if (!verdict.ok()) {
     context_.Poison(verdict.status());
     return false;

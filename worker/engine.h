@@ -102,7 +102,7 @@ class Engine {
   const ReductionPlan plan_;    // over the ranks
   const ReductionPlan single_;  // of one input
   std::vector<std::unique_ptr<RankPort>> ports_;              // by rank; null for others' ranks
-  std::vector<std::optional<AccumulatorSpace>> local_;        // by rank; stage 1
+  std::vector<std::optional<AccumulatorSpace>> local_;        // by rank; stage 1, own ranks
   WindowKeeper keeper_;
   // A unit whose sum a predecessor left in the middle: no other is summed in place before it.
   std::optional<uint32_t> unfinished_;

@@ -51,6 +51,10 @@ class JobMemory {
   std::span<const std::byte> gradient_window(uint32_t rank) const { return gradients_[rank].bytes(); }
   // Stage 1: the region of a rank's local accumulators.
   std::byte* local_accumulator(uint32_t rank) const { return local_[rank].data(); }
+  // One unit of it: fp32, the whole unit.
+  const std::byte* local_unit(uint32_t rank, uint32_t unit) const {
+    return local_[rank].data() + local_plan_->unit(unit).accumulator;
+  }
   // Completion page of a rank whose home this worker is.
   RankPage* rank_page(uint32_t rank) const;
   int doorbell(uint32_t worker) const { return doorbells_[worker].get(); }

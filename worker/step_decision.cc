@@ -60,6 +60,7 @@ absl::Status CheckSameInputs(std::span<const StepInput* const> inputs) {
 absl::StatusOr<StepVerdict> DecideStep(const model::v1::EngineConfig& config,
                                        std::span<const StepInput* const> inputs,
                                        const ExactSum& sum, const JobNumbers& now) {
+  ZS_RETURN_IF_ERROR(CheckSameInputs(inputs));
   ZS_ASSIGN_OR_RETURN(const double count, CountOf(config, inputs));
   StepVerdict verdict;
   verdict.next = now;

@@ -33,8 +33,9 @@ absl::Status CheckSameInputs(std::span<const StepInput* const> inputs);
 //   norm  = sqrt(sum) / (loss_scale * count)
 //   clip  = min(1, gradient_clipping / (norm + 1e-6))      as torch.nn.utils.clip_grad_norm_
 //   grad_scale = clip / (loss_scale * count)               in fp64, rounded once
-// A non-finite sum skips the step if the config says so, else it is applied unclipped. FailedPrecondition
-// when the loss scale cannot fall any further, or when the weights sum up to nothing.
+// A non-finite sum skips the step if the config says so, else it is applied unclipped. InvalidArgument as
+// CheckSameInputs; FailedPrecondition when the loss scale cannot fall any further, or when the weights sum up
+// to nothing.
 absl::StatusOr<StepVerdict> DecideStep(const model::v1::EngineConfig& config,
                                        std::span<const StepInput* const> inputs,
                                        const ExactSum& sum, const JobNumbers& now);

@@ -1,0 +1,327 @@
+#include "tests/fakes/local_job.h"
+
+#include <sys/eventfd.h>
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/shared_memory.h"
+#include "storage/layout_proto.h"
+#include "worker/reduce_kernel.h"
+
+namespace zeroshard {
+namespace {
+
+using internal::v1::WorkerRegion;
+
+constexpr uint64_t kJobId = 0x5eed;
+constexpr int kMaxRounds = 10000;
+
+template <typename T>
+T Must(absl::StatusOr<T> value) {
+  ZS_CHECK(value.ok(), std::string(value.status().message()));
+  return *std::move(value);
+}
+
+void Must(const absl::Status& status) { ZS_CHECK(status.ok(), std::string(status.message())); }
+
+}  // namespace
+
+class LocalJob::Output final : public EngineOutput {
+ public:
+  explicit Output(LocalJob& job) : job_(job) {}
+  void ToRank(uint32_t rank, const trainer::v1::Failure& failure) override {
+    job_.failures_[rank].push_back(failure);
+  }
+  void ToRank(uint32_t rank, const trainer::v1::HelloReply& reply) override {
+    job_.hellos_[rank] = reply;
+  }
+  void ToServer(const internal::v1::FromWorker& message) override {
+    job_.reports_.push_back(message);
+  }
+
+ private:
+  LocalJob& job_;
+};
+
+model::v1::Manifest MakeManifest(const std::vector<uint64_t>& sizes, model::v1::DType dtype) {
+  model::v1::Manifest manifest;
+  manifest.add_groups();
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    model::v1::Parameter& parameter = *manifest.add_parameters();
+    parameter.set_name(absl::StrCat("p", i));
+    parameter.set_module(absl::StrCat("m", i));
+    parameter.add_shape(sizes[i]);
+    parameter.set_dtype(dtype);
+    parameter.set_trainable(true);
+  }
+  return manifest;
+}
+
+model::v1::EngineConfig MakeConfig(uint32_t stage, uint32_t ranks, model::v1::DType dtype) {
+  model::v1::EngineConfig config;
+  config.set_stage(stage);
+  config.set_compute_dtype(dtype);
+  config.set_accumulator_dtype(model::v1::DTYPE_FLOAT32);
+  config.set_optimizer(model::v1::OPTIMIZER_ADAMW);
+  config.add_state_slots("exp_avg");
+  config.add_state_slots("exp_avg_sq");
+  config.set_world_size(ranks);
+  config.set_accumulation_steps(1);
+  config.set_reduction_group(ranks);
+  config.set_window(model::v1::WINDOW_IN_PLACE);
+  config.set_transport(model::v1::TRANSPORT_SHARED_MEMORY);
+  config.mutable_loss_scale()->set_initial(1.0);
+  config.set_reduce_bucket_elements(1 << 20);
+  config.set_user_state_bytes(4096);
+  config.set_skip_on_overflow(true);
+  return config;
+}
+
+LocalJob::LocalJob(LocalJobOptions options)
+    : options_(std::move(options)),
+      output_(std::make_unique<Output>(*this)),
+      workers_(options_.workers),
+      next_id_(ranks(), 0),
+      rank_generation_(ranks(), 0) {
+  layout_ = std::make_unique<Layout>(Must(LayoutFromProto(options_.manifest, options_.workers)));
+  CreateRegions();
+  for (uint32_t w = 0; w < options_.workers; ++w) StartWorker(w, false);
+  for (uint32_t rank = 0; rank < ranks(); ++rank) Hello(rank, false);
+  Run();
+}
+
+LocalJob::~LocalJob() = default;
+
+void LocalJob::AddRegion(WorkerRegion::Kind kind, uint32_t index, uint64_t bytes,
+                         uint32_t only_worker) {
+  regions_.push_back({kind, index, only_worker, bytes,
+                      Must(CreateSealedMemfd("zeroshard-test", bytes))});
+}
+
+void LocalJob::CreateRegions() {
+  const model::v1::EngineConfig& config = options_.config;
+  const BoardShape shape{options_.workers, ranks(), static_cast<uint32_t>(layout_->units().size()),
+                         static_cast<uint32_t>(layout_->parameters().size())};
+  AddRegion(WorkerRegion::KIND_BOARD, 0, Board::Bytes(shape));
+  MappedRegion board = Must(
+      MappedRegion::Map(regions_.back().fd.get(), regions_.back().bytes, Access::kReadWrite));
+  Must(Board::Format(board.bytes(), shape, kJobId, layout_->fingerprint(),
+                     config.loss_scale().initial(), config.loss_scale().hysteresis()));
+  AddRegion(WorkerRegion::KIND_PARAMETER_WINDOW, 0, layout_->window_bytes());
+  window_ = Must(
+      MappedRegion::Map(regions_.back().fd.get(), regions_.back().bytes, Access::kReadWrite));
+  AddRegion(WorkerRegion::KIND_USER_STATE, 0, UserStates::Bytes(ranks(), config.user_state_bytes()));
+  for (uint32_t rank = 0; rank < ranks(); ++rank) {
+    AddRegion(WorkerRegion::KIND_GRADIENT_WINDOW, rank, GradientWindowBytes(*layout_, config));
+    gradient_windows_.push_back(Must(
+        MappedRegion::Map(regions_.back().fd.get(), regions_.back().bytes, Access::kReadWrite)));
+    AddRegion(WorkerRegion::KIND_RANK_PAGE, rank, (sizeof(RankPage) + 4095) / 4096 * 4096, home(rank));
+    rank_pages_.push_back(Must(
+        MappedRegion::Map(regions_.back().fd.get(), regions_.back().bytes, Access::kReadWrite)));
+    if (UsesLocalAccumulators(config)) {
+      const PartitionPlan plan = Must(PartitionPlan::CreateLocal(*layout_, config, options_.lanes));
+      AddRegion(WorkerRegion::KIND_LOCAL_ACCUMULATOR, rank, plan.bytes());
+    }
+  }
+  for (uint32_t w = 0; w < options_.workers; ++w) {
+    const PartitionPlan plan = Must(PartitionPlan::Create(*layout_, config, w, options_.lanes));
+    AddRegion(WorkerRegion::KIND_PARTITION, w, plan.bytes(), w);
+    doorbells_.emplace_back(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  }
+}
+
+void LocalJob::StartWorker(uint32_t w, bool recover) {
+  internal::v1::WorkerStart start;
+  std::vector<UniqueFd> fds;
+  start.set_job("local");
+  start.set_job_id(kJobId);
+  start.set_worker(w);
+  start.set_workers(options_.workers);
+  *start.mutable_config() = options_.config;
+  *start.mutable_manifest() = options_.manifest;
+  start.set_layout_fingerprint(layout_->fingerprint());
+  start.set_lanes(options_.lanes);
+  start.set_recover(recover);
+  for (uint32_t rank = 0; rank < ranks(); ++rank) start.add_ranks()->set_home_worker(home(rank));
+  for (uint32_t i = 0; i < options_.workers; ++i) start.add_worker_places();
+  auto add = [&](WorkerRegion::Kind kind, uint32_t index, uint64_t bytes, const UniqueFd& fd) {
+    WorkerRegion& region = *start.add_regions();
+    region.set_kind(kind);
+    region.set_index(index);
+    region.set_bytes(bytes);
+    fds.push_back(Must(fd.Duplicate()));
+  };
+  for (const Region& region : regions_) {
+    if (region.only_worker != kEvery && region.only_worker != w) continue;
+    add(region.kind, region.index, region.bytes, region.fd);
+  }
+  for (uint32_t i = 0; i < options_.workers; ++i) add(WorkerRegion::KIND_DOORBELL, i, 0, doorbells_[i]);
+  Worker& worker = workers_[w];
+  worker = {};
+  worker.memory = Must(JobMemory::Create(std::move(start), std::move(fds)));
+  worker.pool = Must(ThreadPool::Create({.threads = static_cast<int>(options_.lanes)}));
+  worker.engine = Must(Engine::Create(*worker.memory, *worker.pool, clock_, *output_));
+  if (recover) Must(worker.engine->Recover().status());
+}
+
+void LocalJob::RestartWorker(uint32_t w) { StartWorker(w, true); }
+
+void LocalJob::Hello(uint32_t rank, bool reconnect) {
+  if (!reconnect) {
+    rank_generation_[rank] = next_generation();
+    next_id_[rank] = 0;
+  }
+  trainer::v1::Hello hello;
+  hello.set_rank(rank);
+  hello.set_generation(rank_generation_[rank]);
+  hello.set_reconnect(reconnect);
+  workers_[home(rank)].engine->OnHello(rank, hello);
+}
+
+uint64_t LocalJob::Send(uint32_t rank, trainer::v1::SessionRequest request) {
+  request.set_id(++next_id_[rank]);
+  Resend(rank, request);
+  return request.id();
+}
+
+void LocalJob::Resend(uint32_t rank, const trainer::v1::SessionRequest& request) {
+  workers_[home(rank)].engine->OnRequest(rank, request);
+}
+
+void LocalJob::Run() {
+  for (int round = 0; round < kMaxRounds; ++round) {
+    bool rang = false;
+    for (uint32_t w = 0; w < options_.workers; ++w) {
+      if (workers_[w].engine != nullptr) workers_[w].engine->Advance();
+    }
+    for (const UniqueFd& doorbell : doorbells_) {
+      eventfd_t count = 0;
+      rang |= eventfd_read(doorbell.get(), &count) == 0;
+    }
+    if (!rang) return;
+  }
+  ZS_CHECK(false, "the job does not come to rest");
+}
+
+bool LocalJob::Done(uint32_t rank, uint64_t id) const {
+  const RankPage* page = rank_pages_[rank].As<RankPage>();
+  return page->slots[id % kMaxPendingRequests].load() == id * 4 + RankPage::kOk;
+}
+
+StepResult LocalJob::result(uint32_t rank) const {
+  return rank_pages_[rank].As<RankPage>()->result;
+}
+
+void LocalJob::PutParameters(const std::vector<std::vector<float>>& values) {
+  for (uint32_t u = 0; u < layout_->units().size(); ++u) {
+    const Unit& unit = layout_->units()[u];
+    // Padding holds NaN: nothing may ever read it.
+    std::vector<float> flat(unit.elements(), std::numeric_limits<float>::quiet_NaN());
+    for (uint32_t parameter : unit.parameters) {
+      std::copy(values[parameter].begin(), values[parameter].end(),
+                flat.begin() + static_cast<ptrdiff_t>(layout_->place(parameter).offset));
+    }
+    ConvertElements(flat.data(), DType::kFloat32, gradient_window(0), unit.dtype, flat.size());
+    trainer::v1::SessionRequest request;
+    request.mutable_put()->set_unit(u);
+    request.mutable_put()->set_elements(unit.elements());
+    const uint64_t id = Send(0, request);
+    Run();
+    ZS_CHECK(Done(0, id), "put not complete");
+  }
+}
+
+std::vector<uint64_t> LocalJob::ScatterAll(uint32_t rank, uint32_t micro_step,
+                                           const std::vector<std::vector<float>>& gradients,
+                                           float weight) {
+  std::vector<uint64_t> ids;
+  uint64_t offset = 0;
+  for (uint32_t u = 0; u < layout_->units().size(); ++u) {
+    const Unit& unit = layout_->units()[u];
+    if (!unit.trainable) continue;
+    std::vector<float> flat(unit.elements(), std::numeric_limits<float>::quiet_NaN());
+    std::string present((unit.parameters.size() + 7) / 8, '\0');
+    bool any = false;
+    for (uint32_t position = 0; position < unit.parameters.size(); ++position) {
+      const uint32_t parameter = unit.parameters[position];
+      if (gradients[parameter].empty()) continue;
+      any = true;
+      present[position / 8] = static_cast<char>(present[position / 8] | 1 << (position % 8));
+      std::copy(gradients[parameter].begin(), gradients[parameter].end(),
+                flat.begin() + static_cast<ptrdiff_t>(layout_->place(parameter).offset));
+    }
+    if (!any) continue;
+    ConvertElements(flat.data(), DType::kFloat32, gradient_window(rank) + offset, unit.dtype,
+                    flat.size());
+    trainer::v1::SessionRequest request;
+    request.mutable_scatter()->set_unit(u);
+    request.mutable_scatter()->set_micro_step(micro_step);
+    request.mutable_scatter()->set_window_offset(offset);
+    request.mutable_scatter()->set_present(present);
+    request.mutable_scatter()->set_weight(weight);
+    ids.push_back(Send(rank, request));
+    offset += unit.bytes();
+  }
+  trainer::v1::SessionRequest end;
+  end.mutable_micro_end()->set_micro_step(micro_step);
+  ids.push_back(Send(rank, end));
+  return ids;
+}
+
+uint64_t LocalJob::Step(uint32_t rank, uint32_t micro_steps, double lr,
+                        const std::string& user_state, double weight_total) {
+  trainer::v1::SessionRequest request;
+  trainer::v1::Step& step = *request.mutable_step();
+  step.set_micro_steps(micro_steps);
+  step.set_user_state(user_state);
+  step.set_weight_total(weight_total);
+  for (int i = 0; i < options_.manifest.groups_size(); ++i) {
+    model::v1::GroupOptions& group = *step.add_groups();
+    group.set_lr(lr);
+    group.set_beta1(0.9);
+    group.set_beta2(0.999);
+    group.set_eps(1e-8);
+    group.set_weight_decay(0.1);
+    group.set_momentum(0.9);
+    group.set_bias_correction(true);
+  }
+  return Send(rank, request);
+}
+
+std::vector<float> LocalJob::Parameter(uint32_t parameter) const {
+  const ParameterPlace& place = layout_->place(parameter);
+  const Unit& unit = layout_->units()[place.unit];
+  std::vector<float> values(place.elements);
+  ConvertElements(window_.data() + unit.window_offset + place.offset * SizeOf(unit.dtype), unit.dtype,
+                  values.data(), DType::kFloat32, values.size());
+  return values;
+}
+
+std::string LocalJob::StateBytes() {
+  std::map<std::string, std::string> by_kind;  // "unit kind" -> bytes in grain order
+  for (uint32_t u = 0; u < layout_->units().size(); ++u) {
+    for (uint32_t w = 0; w < options_.workers; ++w) {
+      const auto arrays = engine(w).shard().StateArrays(u, Shard::Extent::kShard);
+      for (const Shard::StateArray& array : arrays) {
+        // Padding is no state: it is left out, element by element of the parameters.
+        const auto ranges =
+            PresentRanges(*layout_, u, FullPresence(layout_->units()[u]),
+                          array.grains.first_element(), array.grains.end * kGrainElements);
+        for (const ElementRange& range : ranges) {
+          const uint64_t skipped = range.begin - array.grains.first_element();
+          by_kind[absl::StrCat(u, " ", array.kind)].append(
+              reinterpret_cast<const char*>(array.bytes.data()) + skipped * SizeOf(array.dtype),
+              (range.end - range.begin) * SizeOf(array.dtype));
+        }
+      }
+    }
+  }
+  std::string all;
+  for (const auto& [kind, bytes] : by_kind) absl::StrAppend(&all, kind, ":", bytes.size(), "\n", bytes);
+  return all;
+}
+
+}  // namespace zeroshard

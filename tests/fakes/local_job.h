@@ -1,0 +1,123 @@
+// LocalJob: a whole job in one process, without server, gRPC or trainers.
+//
+// W real engines over real shared regions, R ranks as plain calls. What would be processes takes turns on
+// the test's thread, so a test decides who does what when; a worker "dies" by being thrown away and started
+// again on the same regions. Everything is run until nothing moves any more.
+#ifndef ZEROSHARD_TESTS_FAKES_LOCAL_JOB_H_
+#define ZEROSHARD_TESTS_FAKES_LOCAL_JOB_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "base/clock.h"
+#include "device/cpu/thread_pool.h"
+#include "proto/internal.pb.h"
+#include "storage/layout.h"
+#include "worker/engine.h"
+#include "worker/job_memory.h"
+
+namespace zeroshard {
+
+struct LocalJobOptions {
+  model::v1::Manifest manifest;
+  model::v1::EngineConfig config;  // world_size is the number of ranks
+  uint32_t workers = 1;
+  uint32_t lanes = 1;
+};
+
+// A manifest of fp32-or-other parameters named p0, p1, ... with these element counts, one module each.
+model::v1::Manifest MakeManifest(const std::vector<uint64_t>& sizes, model::v1::DType dtype);
+// AdamW, accumulators fp32, no clipping, static scale 1.
+model::v1::EngineConfig MakeConfig(uint32_t stage, uint32_t ranks, model::v1::DType dtype);
+
+class LocalJob {
+ public:
+  explicit LocalJob(LocalJobOptions options);
+  ~LocalJob();
+
+  const Layout& layout() const { return *layout_; }
+  Engine& engine(uint32_t worker) { return *workers_[worker].engine; }
+  ManualClock& clock() { return clock_; }
+  uint32_t ranks() const { return options_.config.world_size(); }
+
+  // Every method that sends returns the request's id; Run moves everything until nothing moves.
+  void Hello(uint32_t rank, bool reconnect);
+  uint64_t Send(uint32_t rank, trainer::v1::SessionRequest request);
+  // Sends the request again with its id, as a reconnecting client does.
+  void Resend(uint32_t rank, const trainer::v1::SessionRequest& request);
+  void Run();
+  bool Done(uint32_t rank, uint64_t id) const;
+
+  // Rank 0 puts `values` (fp32, converted to the unit's type) of a parameter's whole unit.
+  void PutParameters(const std::vector<std::vector<float>>& values);
+  // One gradient per parameter, all ranks alike in shape; scatters unit by unit through the window.
+  // An empty vector means that the parameter has no gradient.
+  std::vector<uint64_t> ScatterAll(uint32_t rank, uint32_t micro_step,
+                                   const std::vector<std::vector<float>>& gradients,
+                                   float weight = 0.0f);
+  uint64_t Step(uint32_t rank, uint32_t micro_steps, double lr, const std::string& user_state = "",
+                double weight_total = 0.0);
+
+  // The process of worker `w` dies between two rounds; its successor recovers.
+  void RestartWorker(uint32_t w);
+
+  // The parameter as fp32, from the window.
+  std::vector<float> Parameter(uint32_t parameter) const;
+  // Raw bytes of all states in grain order, the same for every W: parameters, masters, optimizer states.
+  std::string StateBytes();
+
+  // Failures reported to a rank, and what was said to the server.
+  std::vector<trainer::v1::Failure>& failures(uint32_t rank) { return failures_[rank]; }
+  const trainer::v1::HelloReply& hello(uint32_t rank) { return hellos_[rank]; }
+  std::vector<internal::v1::FromWorker>& reports() { return reports_; }
+  StepResult result(uint32_t rank) const;
+  std::byte* gradient_window(uint32_t rank) { return gradient_windows_[rank].data(); }
+  uint64_t next_generation() { return ++generation_; }
+
+ private:
+  class Output;
+  struct Worker {
+    std::unique_ptr<JobMemory> memory;
+    std::unique_ptr<ThreadPool> pool;
+    std::unique_ptr<Engine> engine;
+  };
+  struct Region {
+    internal::v1::WorkerRegion::Kind kind;
+    uint32_t index;
+    uint32_t only_worker;  // kEvery: all
+    uint64_t bytes;
+    UniqueFd fd;
+  };
+  static constexpr uint32_t kEvery = ~uint32_t{0};
+
+  void AddRegion(internal::v1::WorkerRegion::Kind kind, uint32_t index, uint64_t bytes,
+                 uint32_t only_worker = kEvery);
+  void CreateRegions();
+  void StartWorker(uint32_t w, bool recover);
+  uint32_t home(uint32_t rank) const { return rank % options_.workers; }
+
+  LocalJobOptions options_;
+  std::unique_ptr<Layout> layout_;
+  std::vector<Region> regions_;
+  std::vector<UniqueFd> doorbells_;
+  std::vector<MappedRegion> gradient_windows_;
+  std::vector<MappedRegion> rank_pages_;
+  MappedRegion window_;
+  ManualClock clock_;
+  std::unique_ptr<Output> output_;
+  std::vector<Worker> workers_;
+  std::map<uint32_t, std::vector<trainer::v1::Failure>> failures_;
+  std::map<uint32_t, trainer::v1::HelloReply> hellos_;
+  std::vector<internal::v1::FromWorker> reports_;
+  std::vector<uint64_t> next_id_;
+  std::vector<uint64_t> rank_generation_;
+  uint64_t generation_ = 0;
+};
+
+}  // namespace zeroshard
+
+#endif  // ZEROSHARD_TESTS_FAKES_LOCAL_JOB_H_
