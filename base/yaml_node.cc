@@ -3,6 +3,7 @@
 #include <exception>
 #include <optional>
 #include <set>
+#include <sstream>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -11,6 +12,7 @@
 #include "base/config.h"
 #include "base/status.h"
 #include "base/strings.h"
+#include "yaml-cpp/eventhandler.h"
 #include "yaml-cpp/yaml.h"
 
 namespace zeroshard {
@@ -45,6 +47,31 @@ struct YamlNode::Impl {
 };
 
 namespace {
+
+// Sees all parts of a document and keeps nothing.
+class NullHandler final : public YAML::EventHandler {
+ public:
+  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                  YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+};
+
+// YAML::LoadAll is no choice: on some malformed texts it makes documents for ever.
+bool HasSecondDocument(std::string_view text) {
+  std::istringstream stream{std::string(text)};
+  YAML::Parser parser(stream);
+  NullHandler handler;
+  return parser.HandleNextDocument(handler) && parser.HandleNextDocument(handler);
+}
 
 // What a user sees of a node in "found ...".
 std::string Describe(const YAML::Node& node) {
@@ -145,11 +172,11 @@ absl::StatusOr<YamlNode> YamlNode::Parse(std::string_view text, std::string_view
   auto impl = std::make_shared<Impl>();
   impl->source = std::string(source);
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(std::string(text));
-    if (documents.size() > 1) {
-      return ErrorAt(impl->source, documents[1], "", "expected one document, found several");
+    if (HasSecondDocument(text)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(impl->source, ": expected one document, found several"));
     }
-    if (!documents.empty()) impl->node = documents[0];
+    impl->node = YAML::Load(std::string(text));
     if (!impl->node.IsMap() && !impl->node.IsNull()) {
       return ErrorAt(
           impl->source, impl->node, "",

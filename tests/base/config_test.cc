@@ -111,6 +111,11 @@ TEST(YamlNodeTest, MalformedDocumentsAreErrors) {
   }
 }
 
+// yaml-cpp's LoadAll never returned from this one.
+TEST(YamlNodeTest, ATextOfEndlessDocumentsIsRefused) {
+  EXPECT_THAT(MessageOf(YamlNode::Parse(",rru.n_d,r:", "d.yaml")), HasSubstr("d.yaml"));
+}
+
 TEST(ConfigFileTest, SaysWhatIsWrongWithTheFile) {
   char pattern[] = "/tmp/zs-config-XXXXXX";
   const std::string directory = ::mkdtemp(pattern);
