@@ -21,16 +21,20 @@ constexpr absl::Duration kHelloSlice = absl::Milliseconds(100);
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(2);
 constexpr absl::Duration kLastBackoff = absl::Milliseconds(200);
 
+// How long a worker may call the rank unknown: one that has just started hears of its ranks one by one.
+constexpr absl::Duration kUnknownPatience = absl::Seconds(5);
+
 // Whether a new worker, or the same one a little later, may take the rank back.
-bool MayRecover(const absl::Status& status) {
+bool MayRecover(const absl::Status& status, absl::Duration gone) {
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kFailedPrecondition:
     case absl::StatusCode::kPermissionDenied:
-    case absl::StatusCode::kUnauthenticated:
     case absl::StatusCode::kUnimplemented:
     case absl::StatusCode::kDataLoss:
       return false;
+    case absl::StatusCode::kUnauthenticated:
+      return gone < kUnknownPatience;
     default:
       return true;
   }
@@ -160,9 +164,9 @@ class Stream::Impl {
   // Back in business: OK, or the reason why not any more (Cancelled when the stream is being
   // destroyed).
   absl::Status Reopen(absl::Status reason) {
-    const absl::Time give_up = absl::Now() + options_.patience;
+    const absl::Time lost = absl::Now();
     absl::Duration backoff = kFirstBackoff;
-    while (MayRecover(reason)) {
+    while (MayRecover(reason, absl::Now() - lost)) {
       {
         absl::MutexLock lock(&mu_);
         last_error_ = reason;
@@ -176,7 +180,7 @@ class Stream::Impl {
         return absl::OkStatus();
       }
       reason = link.status();
-      if (absl::Now() >= give_up) break;
+      if (absl::Now() - lost >= options_.patience) break;
     }
     return Annotate(reason,
                     absl::StrCat("the worker at ", options_.socket, " is lost to this rank"));
