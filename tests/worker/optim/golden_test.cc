@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "tests/worker/random_values.h"
@@ -60,14 +61,16 @@ void ExpectWithinUlps(double actual, double expected, double magnitude, double u
 }
 
 struct GoldenCase {
+  const char* name;
   OptimizerKind kind;
-  float after[3][4];
+  Hyperparameters h;
+  float after[3][4];  // as torch.optim 1.13 computes it
 };
 
 class GoldenTest : public ::testing::TestWithParam<GoldenCase> {};
 
 TEST_P(GoldenTest, ThreeStepsOfFourParameters) {
-  Trainer trainer(GetParam().kind, {.lr = 1e-2, .weight_decay = 0.1}, {1, -2, 0.5, 0});
+  Trainer trainer(GetParam().kind, GetParam().h, {1, -2, 0.5, 0});
   const std::vector<float> grads[] = {{.1f, -.2f, .3f, 0}, {.1f, .2f, -.3f, 0}, {0, 0, 0, 0}};
   for (int step = 0; step < 3; ++step) {
     trainer.Step(grads[step]);
@@ -78,16 +81,47 @@ TEST_P(GoldenTest, ThreeStepsOfFourParameters) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(WeightDecay, GoldenTest,
-                         ::testing::Values(GoldenCase{OptimizerKind::kAdamW,
-                                                      {{.989000022f, -1.98800004f, .489500016f, 0},
-                                                       {.978011072f, -1.98653841f, .489536822f, 0},
-                                                       {.969303071f, -1.98495877f, .48945412f, 0}}},
-                                           GoldenCase{
-                                               OptimizerKind::kAdam,
-                                               {{.99000001f, -1.99000001f, .49000001f, 0},
-                                                {.98000133f, -1.98331809f, .488893896f, 0},
-                                                {.970603347f, -1.97585142f, .487323225f, 0}}}));
+const GoldenCase kGoldenCases[] = {
+    {"adamw",
+     OptimizerKind::kAdamW,
+     {.lr = 1e-2, .weight_decay = 0.1},
+     {{.989000022f, -1.98800004f, .489500016f, 0},
+      {.978011072f, -1.98653841f, .489536822f, 0},
+      {.969303071f, -1.98495877f, .48945412f, 0}}},
+    {"adam_l2",
+     OptimizerKind::kAdam,
+     {.lr = 1e-2, .weight_decay = 0.1},
+     {{.99000001f, -1.99000001f, .49000001f, 0},
+      {.98000133f, -1.98331809f, .488893896f, 0},
+      {.970603347f, -1.97585142f, .487323225f, 0}}},
+    {"sgd",
+     OptimizerKind::kSgd,
+     {.lr = 1e-2, .weight_decay = 0.1},
+     {{0.998000026f, -1.99600005f, 0.496499985f, 0},
+      {0.996002018f, -1.9960041f, 0.4990035f, 0},
+      {0.995006025f, -1.99400806f, 0.49850449f, 0}}},
+    {"sgd_momentum",
+     OptimizerKind::kSgdMomentum,
+     {.lr = 1e-2, .weight_decay = 0.1, .momentum = 0.9},
+     {{0.998000026f, -1.99600005f, 0.496499985f, 0},
+      {0.994202018f, -1.9924041f, 0.495853484f, 0},
+      {0.989789605f, -1.98717535f, 0.494775772f, 0}}},
+    {"sgd_dampening",
+     OptimizerKind::kSgdMomentum,
+     {.lr = 1e-2, .momentum = 0.9, .dampening = 0.5},
+     {{0.999000013f, -1.99800003f, 0.497000009f, 0},
+      {0.997600019f, -1.99720001f, 0.495800018f, 0},
+      {0.996340036f, -1.99647999f, 0.494720012f, 0}}},
+    {"sgd_nesterov",
+     OptimizerKind::kSgdMomentum,
+     {.lr = 1e-2, .weight_decay = 0.1, .momentum = 0.9, .nesterov = true},
+     {{0.996200025f, -1.99240005f, 0.493349999f, 0},
+      {0.990787268f, -1.98917449f, 0.495277643f, 0},
+      {0.98582983f, -1.98248518f, 0.493815511f, 0}}},
+};
+
+INSTANTIATE_TEST_SUITE_P(Optimizers, GoldenTest, ::testing::ValuesIn(kGoldenCases),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 // bf16 parameters alone would stay at 1: half an ulp below 1 is 0.001953125.
 TEST(MasterTest, SmallUpdatesAddUpInTheMaster) {
@@ -154,7 +188,7 @@ TEST_P(Fp64Test, EveryStepIsWithinTwoUlps) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Optimizers, Fp64Test,
+    Formulas, Fp64Test,
     ::testing::Values(Fp64{OptimizerKind::kAdamW, {.weight_decay = 0.1}},
                       Fp64{OptimizerKind::kAdamW,
                            {.lr = 3e-4, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6}},
