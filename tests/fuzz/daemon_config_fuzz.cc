@@ -1,9 +1,11 @@
-// sources: server/daemon_config.cc base/config.cc base/yaml_node.cc base/status.cc base/log.cc base/unique_fd.cc base/fault_point.cc
-// libs: absl_status absl_statusor absl_strings absl_str_format absl_synchronization absl_time yaml-cpp spdlog
+// sources: server/daemon_config.cc base/config.cc base/yaml_node.cc base/status.cc base/log.cc
+// sources: base/unique_fd.cc base/fault_point.cc
+// libs: absl_status absl_statusor absl_strings absl_str_format absl_synchronization absl_time
+// libs: yaml-cpp spdlog
 // seeds: tests/fuzz/seeds/daemon_config
 
-// Any bytes as the daemon's configuration file: no crash and no exception; what is taken is within its
-// bounds, and its own text is taken again.
+// Any bytes as the daemon's configuration file: no crash and no exception; what is taken is within
+// its bounds, and its own text is taken again.
 
 #include <sys/mman.h>
 #include <unistd.h>
