@@ -31,6 +31,7 @@ constexpr int kExecFailed = 127;
                                pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(kExecFailed);
+  setpgid(0, 0);  // a terminal's Ctrl-C is for the server, which tells its workers to stop
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);

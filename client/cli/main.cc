@@ -1,0 +1,211 @@
+// zeroshard: the operator's command. Talks to the daemon's Unix socket.
+//
+// Exit codes: 0 done, 1 the daemon refused or did not answer, 2 wrong usage.
+#include <grpcpp/grpcpp.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "base/config.h"
+#include "client/cli/proto_json.h"
+#include "client/cli/text_table.h"
+#include "client/cli/views.h"
+#include "client/session.h"
+#include "proto/admin.grpc.pb.h"
+#include "proto/trainer.grpc.pb.h"
+
+namespace zeroshard {
+namespace {
+
+using admin::v1::Admin;
+using trainer::v1::Trainer;
+
+constexpr int kExitFailed = 1;
+constexpr int kExitUsage = 2;
+constexpr size_t kMaxConfigBytes = 16 << 20;
+
+struct Options {
+  std::string socket;
+  bool json = false;
+  int timeout_seconds = 30;
+  std::string job;
+  std::string file;
+  std::string name;
+  bool overwrite = false;
+  bool force = false;
+  uint32_t world_size = 0;
+  std::vector<std::string> sets;  // key=JSON
+};
+
+class Command {
+ public:
+  explicit Command(const Options& options) : options_(options) {
+    const std::string path = options.socket.empty() ? DefaultSocketPath() : options.socket;
+    socket_ = path;
+    channel_ = grpc::CreateChannel("unix:" + path, grpc::InsecureChannelCredentials());
+    admin_ = Admin::NewStub(channel_);
+    trainer_ = Trainer::NewStub(channel_);
+  }
+
+  int Status() {
+    return Run<admin::v1::GetStatusRequest, admin::v1::GetStatusReply>(
+        {}, [&](auto* c, auto& q, auto* r) { return admin_->GetStatus(c, q, r); }, StatusText);
+  }
+  int Jobs() {
+    return Run<admin::v1::ListJobsRequest, admin::v1::ListJobsReply>(
+        {}, [&](auto* c, auto& q, auto* r) { return admin_->ListJobs(c, q, r); }, JobsText);
+  }
+  int Job() {
+    admin::v1::GetJobRequest request;
+    request.set_name(options_.job);
+    return Run<admin::v1::GetJobRequest, admin::v1::GetJobReply>(
+        request, [&](auto* c, auto& q, auto* r) { return admin_->GetJob(c, q, r); }, JobText);
+  }
+  int Tiers() {
+    return Run<admin::v1::ListTiersRequest, admin::v1::ListTiersReply>(
+        {}, [&](auto* c, auto& q, auto* r) { return admin_->ListTiers(c, q, r); }, TiersText);
+  }
+  int Config();
+  int Export();
+  int Remove();
+
+ private:
+  template <typename Request, typename Reply>
+  int Run(const Request& request,
+          const std::function<grpc::Status(grpc::ClientContext*, const Request&, Reply*)>& call,
+          const std::function<std::string(const Reply&)>& text) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() +
+                         std::chrono::seconds(options_.timeout_seconds));
+    Reply reply;
+    const grpc::Status status = call(&context, request, &reply);
+    if (!status.ok()) return Complain(status);
+    std::cout << (options_.json ? ToJson(reply).dump(2) + "\n" : text(reply));
+    return 0;
+  }
+
+  int Complain(const grpc::Status& status) const {
+    std::cerr << "zeroshard: ";
+    if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
+      std::cerr << "no daemon answers at " << socket_
+                << "; start zeroshardd, or name its socket with --socket or ZEROSHARD_SOCKET ("
+                << status.error_message() << ")\n";
+    } else {
+      std::cerr << status.error_message() << "\n";
+    }
+    return kExitFailed;
+  }
+
+  const Options options_;
+  std::string socket_;
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<Admin::Stub> admin_;
+  std::unique_ptr<Trainer::Stub> trainer_;
+};
+
+int Command::Config() {
+  admin::v1::ResolveConfigRequest request;
+  const absl::StatusOr<std::string> text = ReadConfigFile(options_.file, kMaxConfigBytes);
+  if (!text.ok()) {
+    std::cerr << "zeroshard: " << text.status().message() << "\n";
+    return kExitFailed;
+  }
+  request.set_ds_config(*text);
+  request.set_world_size(options_.world_size);
+  for (const std::string& set : options_.sets) {
+    const size_t equals = set.find('=');
+    if (equals == std::string::npos) {
+      std::cerr << "zeroshard: --set " << set << ": expected key=JSON\n";
+      return kExitUsage;
+    }
+    (*request.mutable_overrides())[set.substr(0, equals)] = set.substr(equals + 1);
+  }
+  return Run<admin::v1::ResolveConfigRequest, admin::v1::ResolveConfigReply>(
+      request, [&](auto* c, auto& q, auto* r) { return admin_->ResolveConfig(c, q, r); },
+      ConfigText);
+}
+
+int Command::Export() {
+  trainer::v1::ExportRequest request;
+  request.set_job(options_.job);
+  request.set_name(options_.name.empty() ? options_.job : options_.name);
+  request.set_overwrite(options_.overwrite);
+  return Run<trainer::v1::ExportRequest, trainer::v1::ExportReply>(
+      request, [&](auto* c, auto& q, auto* r) { return trainer_->Export(c, q, r); },
+      [](const trainer::v1::ExportReply& reply) {
+        return reply.path() + " (" + ReadableBytes(reply.bytes()) + ", step " +
+               std::to_string(reply.step()) + ")\n";
+      });
+}
+
+int Command::Remove() {
+  admin::v1::RemoveJobRequest request;
+  request.set_name(options_.job);
+  request.set_force(options_.force);
+  return Run<admin::v1::RemoveJobRequest, admin::v1::RemoveJobReply>(
+      request, [&](auto* c, auto& q, auto* r) { return admin_->RemoveJob(c, q, r); },
+      [this](const admin::v1::RemoveJobReply& reply) {
+        return "removed " + options_.job + ", " + ReadableBytes(reply.bytes()) + " freed\n";
+      });
+}
+
+using Action = int (Command::*)();
+
+// The subcommands; the one that is given ends up in `chosen`.
+void AddCommands(CLI::App& app, Options& options, Action& chosen) {
+  auto add = [&](const char* name, const char* help, Action action) {
+    CLI::App* sub = app.add_subcommand(name, help);
+    sub->add_flag("--json", options.json, "Print JSON");
+    sub->callback([&chosen, action] { chosen = action; });
+    sub->fallthrough();
+    return sub;
+  };
+  add("status", "The daemon: version, devices, directories", &Command::Status);
+  add("jobs", "One line for each job", &Command::Jobs);
+  CLI::App* job = add("job", "One job: ranks, workers, memory by kind of state, counters",
+                      &Command::Job);
+  job->add_option("name", options.job, "Name of the job")->required();
+  add("tiers", "Capacity, use and free bytes of every tier", &Command::Tiers);
+  CLI::App* config = add("config", "Resolves a ds_config.json: every value with its origin",
+                         &Command::Config);
+  config->add_option("file", options.file, "The ds_config.json")->required();
+  config->add_option("--world-size", options.world_size, "Ranks, to check the batch sizes against");
+  config->add_option("--set", options.sets, "key=JSON, as the client would fill \"auto\"");
+  CLI::App* write = add("export", "Writes a job's parameters as NAME.safetensors",
+                        &Command::Export);
+  write->add_option("job", options.job, "Name of the job")->required();
+  write->add_option("--name", options.name, "Name of the file (default: the job's)");
+  write->add_flag("--overwrite", options.overwrite, "Replace an existing file");
+  CLI::App* remove = add("remove", "Ends a job and frees its memory", &Command::Remove);
+  remove->add_option("job", options.job, "Name of the job")->required();
+  remove->add_flag("--force", options.force, "Also while ranks are attached");
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app("zeroshard: looks at and manages the jobs of a zeroshardd");
+  Options options;
+  Action action = nullptr;
+  app.add_option("--socket", options.socket,
+                 "The daemon's socket (default: ZEROSHARD_SOCKET, or the standard place)");
+  app.add_option("--timeout", options.timeout_seconds, "Seconds to wait for an answer")
+      ->check(CLI::Range(1, 86400));
+  app.require_subcommand(1);
+  AddCommands(app, options, action);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kExitUsage;
+  }
+  Command command(options);
+  return (command.*action)();
+}
+
+}  // namespace
+}  // namespace zeroshard
+
+int main(int argc, char** argv) { return zeroshard::Main(argc, argv); }

@@ -1,0 +1,108 @@
+#include "client/cli/views.h"
+
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/cli/text_table.h"
+
+namespace zeroshard {
+namespace {
+
+using admin::v1::JobSummary;
+
+std::string Warnings(const google::protobuf::RepeatedPtrField<std::string>& warnings) {
+  std::string text;
+  for (const std::string& warning : warnings) absl::StrAppend(&text, "warning: ", warning, "\n");
+  return text;
+}
+
+std::string LedgerText(const admin::v1::GetJobReply& reply) {
+  TextTable table({"state", "tier", "holder", "bytes", "", "formula", "formula bytes"});
+  std::map<std::string, uint64_t> sums;
+  uint64_t total = 0;
+  for (const auto& line : reply.ledger()) {
+    table.Add({line.state(), line.tier(), line.holder(), ReadableCount(line.bytes()),
+               ReadableBytes(line.bytes()), line.formula(),
+               line.formula().empty() ? "" : ReadableCount(line.formula_bytes())});
+    total += line.bytes();
+  }
+  table.Add({"all", "", "", ReadableCount(total), ReadableBytes(total), "", ""});
+  return table.Text();
+}
+
+std::string MembersText(const admin::v1::GetJobReply& reply) {
+  TextTable ranks({"rank", "state", "process", "worker"});
+  for (const auto& rank : reply.ranks()) {
+    ranks.Add({absl::StrCat(rank.rank()), rank.state(),
+               rank.pid() == 0 ? "" : absl::StrCat(rank.pid()), absl::StrCat(rank.home_worker())});
+  }
+  TextTable workers({"worker", "device", "state", "process", "memory", "restarts", "last exit"});
+  for (const auto& worker : reply.workers()) {
+    workers.Add({absl::StrCat(worker.worker()), worker.device(), worker.state(),
+                 worker.pid() == 0 ? "" : absl::StrCat(worker.pid()), ReadableBytes(worker.bytes()),
+                 absl::StrCat(worker.restarts()), worker.last_exit()});
+  }
+  return absl::StrCat(ranks.Text(), "\n", workers.Text());
+}
+
+std::string CountersText(const admin::v1::GetJobReply& reply) {
+  TextTable table({"counter", "value"});
+  const std::map<std::string, uint64_t> sorted(reply.counters().begin(), reply.counters().end());
+  for (const auto& [name, value] : sorted) table.Add({name, ReadableCount(value)});
+  return table.Text();
+}
+
+}  // namespace
+
+std::string StatusText(const admin::v1::GetStatusReply& reply) {
+  return absl::StrCat(
+      "zeroshardd ", reply.version(), ", process ", reply.pid(), ", up ",
+      ReadableSeconds(reply.uptime_seconds()), "\n", "devices      ",
+      absl::StrJoin(reply.devices(), ", "), "\n", "jobs         ", reply.jobs(), "\n",
+      "metrics      ",
+      reply.metrics_address().empty() ? "off" : "http://" + reply.metrics_address() + "/metrics",
+      "\n", "state        ", reply.state_directory(), "\n", "checkpoints  ",
+      reply.checkpoint_directory(), "\n", "exports      ", reply.export_directory(), "\n");
+}
+
+std::string JobsText(const admin::v1::ListJobsReply& reply) {
+  if (reply.jobs().empty()) return "no jobs\n";
+  TextTable table({"job", "state", "step", "stage", "ranks", "workers", "parameters", "memory",
+                   "reason"});
+  for (const JobSummary& job : reply.jobs()) {
+    table.Add({job.name(), job.state(), absl::StrCat(job.step()), absl::StrCat(job.stage()),
+               absl::StrCat(job.attached(), "/", job.world_size()), absl::StrCat(job.workers()),
+               ReadableCount(job.parameters()), ReadableBytes(job.bytes()), job.reason()});
+  }
+  return table.Text();
+}
+
+std::string JobText(const admin::v1::GetJobReply& reply) {
+  const JobSummary& job = reply.summary();
+  return absl::StrCat("job ", job.name(), ": ", job.state(), " (", job.reason(), ")\n",
+                      "step ", job.step(), ", generation ", job.generation(), ", stage ",
+                      job.stage(), ", ", ReadableCount(job.parameters()), " parameters, loss scale ",
+                      reply.loss_scale(), ", gradient norm ", reply.grad_norm(), "\n\n",
+                      MembersText(reply), "\n", LedgerText(reply), "\n", CountersText(reply),
+                      Warnings(reply.warnings()));
+}
+
+std::string TiersText(const admin::v1::ListTiersReply& reply) {
+  TextTable table({"tier", "capacity", "used", "free", "note"});
+  for (const auto& tier : reply.tiers()) {
+    table.Add({tier.name(), ReadableBytes(tier.capacity_bytes()), ReadableBytes(tier.used_bytes()),
+               ReadableBytes(tier.free_bytes()), tier.note()});
+  }
+  return table.Text();
+}
+
+std::string ConfigText(const admin::v1::ResolveConfigReply& reply) {
+  TextTable table({"key", "value", "origin", "note"});
+  for (const auto& value : reply.values()) {
+    table.Add({value.key(), value.value(), value.origin(), value.note()});
+  }
+  return absl::StrCat(table.Text(), Warnings(reply.warnings()));
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,132 @@
+#include "server/daemon_config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <string>
+
+namespace zeroshard {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string WriteFile(const std::string& text) {
+  const std::string path = testing::TempDir() + "/zeroshardd.yaml";
+  std::ofstream(path) << text;
+  return path;
+}
+
+absl::StatusOr<DaemonConfig> Load(const std::string& text) {
+  DaemonFlags flags;
+  flags.config_file = WriteFile(text);
+  return LoadDaemonConfig(flags);
+}
+
+TEST(DaemonConfig, ReadsEveryKey) {
+  const auto config = Load(R"(
+run_dir: /run/z
+state_dir: /var/z/state
+checkpoint_dir: /data/checkpoints
+export_dir: /data/exports
+worker_binary: /usr/libexec/zeroshard-worker
+devices: ["cpu:0", "cpu:1"]
+metrics_address: "127.0.0.1:9000"
+gloo_address: "10.0.0.1"
+host_memory_limit: 64GiB
+lanes_per_worker: 8
+attach_timeout: 10s
+collective_timeout: 90s
+rejoin_timeout: 5m
+allow_uids: [1000, 1001]
+log_level: debug
+)");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->run_dir, "/run/z");
+  EXPECT_THAT(config->devices, ElementsAre("cpu:0", "cpu:1"));
+  EXPECT_EQ(config->host_memory_limit, uint64_t{64} << 30);
+  EXPECT_EQ(config->lanes_per_worker, 8u);
+  EXPECT_EQ(config->rejoin_timeout, absl::Minutes(5));
+  EXPECT_THAT(config->allow_uids, ElementsAre(1000u, 1001u));
+  EXPECT_EQ(config->log_level, LogLevel::kDebug);
+}
+
+TEST(DaemonConfig, AnEmptyFileMeansTheDefaults) {
+  const auto config = Load("");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_THAT(config->devices, ElementsAre("cpu:0"));
+  EXPECT_EQ(config->metrics_address, "127.0.0.1:9464");
+  EXPECT_EQ(config->lanes_per_worker, 0u);
+}
+
+TEST(DaemonConfig, FlagsWinOverTheFile) {
+  DaemonFlags flags;
+  flags.config_file = WriteFile("run_dir: /run/file\ndevices: [\"cpu:0\"]\n");
+  flags.run_dir = "/run/flag";
+  flags.devices = {"cpu:3"};
+  const auto config = LoadDaemonConfig(flags);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->run_dir, "/run/flag");
+  EXPECT_THAT(config->devices, ElementsAre("cpu:3"));
+}
+
+TEST(DaemonConfig, WhatItPrintsItReads) {
+  const auto config = Load("devices: [\"cpu:0\", \"cpu:1\"]\nrun_dir: /run/z\nlanes_per_worker: 3\n");
+  ASSERT_TRUE(config.ok()) << config.status();
+  const auto again = Load(DaemonConfigText(*config));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(DaemonConfigText(*again), DaemonConfigText(*config));
+}
+
+struct BadCase {
+  const char* text;
+  const char* key;
+  const char* found;
+};
+
+class DaemonConfigRefuses : public testing::TestWithParam<BadCase> {};
+
+TEST_P(DaemonConfigRefuses, NamingKeyAndValue) {
+  const auto config = Load(GetParam().text);
+  ASSERT_FALSE(config.ok());
+  EXPECT_EQ(config.status().code(), absl::StatusCode::kInvalidArgument) << config.status();
+  EXPECT_THAT(std::string(config.status().message()),
+              AllOf(HasSubstr(GetParam().key), HasSubstr(GetParam().found)));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, DaemonConfigRefuses,
+    testing::Values(BadCase{"devices: [\"cuda:0\"]", "devices", "cuda:0"},
+                    BadCase{"devices: [\"cpu:00\"]", "devices", "cpu:00"},
+                    BadCase{"devices: [\"cpu:-1\"]", "devices", "cpu:-1"},
+                    BadCase{"devices: []", "devices", "at least one"},
+                    BadCase{"devices: [\"cpu:0\", \"cpu:0\"]", "devices", "twice"},
+                    BadCase{"devices: \"cpu:0\"", "devices", "list"},
+                    BadCase{"run_dir: relative", "run_dir", "relative"},
+                    BadCase{"attach_timeout: never", "attach_timeout", "never"},
+                    BadCase{"attach_timeout: 0s", "attach_timeout", "0"},
+                    BadCase{"lanes_per_worker: 0", "lanes_per_worker", "0"},
+                    BadCase{"lanes_per_worker: many", "lanes_per_worker", "many"},
+                    BadCase{"host_memory_limit: -1", "host_memory_limit", "-1"},
+                    BadCase{"allow_uids: [nobody]", "allow_uids", "nobody"},
+                    BadCase{"log_level: loud", "loud", "debug"},
+                    BadCase{"metrics_adress: off", "metrics_adress", "metrics_adress"}));
+
+TEST(DaemonConfig, ADirectoryIsNoConfigFile) {
+  DaemonFlags flags;
+  flags.config_file = "/tmp";
+  const auto config = LoadDaemonConfig(flags);
+  ASSERT_FALSE(config.ok());
+  EXPECT_THAT(std::string(config.status().message()), HasSubstr("/tmp is a directory"));
+}
+
+TEST(DaemonConfig, ARunDirTooLongForASocketIsRefusedWithBothLengths) {
+  const auto config = Load("run_dir: /" + std::string(100, 'x') + "\n");
+  ASSERT_FALSE(config.ok());
+  EXPECT_THAT(std::string(config.status().message()), HasSubstr("101 characters"));
+}
+
+}  // namespace
+}  // namespace zeroshard

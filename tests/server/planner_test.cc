@@ -1,0 +1,219 @@
+// The ledger, against numbers worked out by hand.
+#include "server/planner.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "storage/partition.h"
+
+namespace zeroshard {
+namespace {
+
+using ::testing::HasSubstr;
+using internal::v1::WorkerRegion;
+
+model::v1::Parameter* AddParameter(model::v1::Manifest& manifest, const std::string& name,
+                                   std::vector<uint64_t> shape, model::v1::DType dtype) {
+  model::v1::Parameter* parameter = manifest.add_parameters();
+  parameter->set_name(name);
+  for (const uint64_t size : shape) parameter->add_shape(size);
+  parameter->set_dtype(dtype);
+  parameter->set_trainable(true);
+  parameter->set_module(name);
+  return parameter;
+}
+
+// One bf16 parameter of 1,000 elements: 4 grains, of which the last has 232 elements and 24 of padding.
+PlanInput Input(int stage, uint32_t workers, uint32_t ranks) {
+  PlanInput input;
+  const auto config = ParseDsConfig(
+      absl::StrCat(R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true},
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
+        "zero_optimization": {"stage": )", stage, R"(, "stage3_param_persistence_threshold": 0}})"));
+  EXPECT_TRUE(config.ok()) << config.status();
+  input.config = *config;
+  AddParameter(input.manifest, "w", {10, 100}, model::v1::DTYPE_BFLOAT16);
+  input.manifest.add_groups();
+  input.world_size = ranks;
+  input.local_ranks = ranks;
+  for (uint32_t w = 0; w < workers; ++w) input.devices.push_back(absl::StrCat("cpu:", w));
+  return input;
+}
+
+JobPlan Plan(const PlanInput& input) {
+  absl::StatusOr<JobPlan> plan = PlanJob(input);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return *std::move(plan);
+}
+
+// Bytes by "holder state", and the formula's share of each.
+struct Sums {
+  explicit Sums(const JobPlan& plan) {
+    for (const auto& line : plan.ledger) {
+      const std::string key = line.holder() + " " + line.state();
+      bytes[key] += line.bytes();
+      formula[key] = line.formula();
+      formula_bytes[key] += line.formula_bytes();
+      all += line.bytes();
+    }
+  }
+  std::map<std::string, uint64_t> bytes, formula_bytes;
+  std::map<std::string, std::string> formula;
+  uint64_t all = 0;
+};
+
+TEST(Planner, Stage3SplitsEveryKindOfStateOverTheWorkers) {
+  const JobPlan plan = Plan(Input(3, 2, 2));
+  Sums sums(plan);
+  // Grains 0 and 1 belong to worker 0: 512 elements; 2 and 3 to worker 1: 488 elements and 24 of padding.
+  EXPECT_EQ(sums.bytes["worker 0 parameters"], 512u * 2);
+  EXPECT_EQ(sums.bytes["worker 1 parameters"], 488u * 2);
+  EXPECT_EQ(sums.bytes["worker 0 gradients"], 512u * 4);
+  EXPECT_EQ(sums.bytes["worker 1 master"], 488u * 4);
+  EXPECT_EQ(sums.bytes["worker 1 exp_avg"], 488u * 4);
+  EXPECT_EQ(sums.bytes["worker 1 exp_avg_sq"], 488u * 4);
+  EXPECT_EQ(sums.bytes["worker 0 padding"], 0u);
+  EXPECT_EQ(sums.bytes["worker 1 padding"], 24u * (2 + 4 + 4 + 4 + 4));
+  EXPECT_EQ(sums.formula["worker 0 parameters"], "2P/N");
+  EXPECT_EQ(sums.formula["worker 0 gradients"], "4P/N");
+  EXPECT_EQ(sums.formula_bytes["worker 0 parameters"], 1000u);
+  EXPECT_EQ(sums.formula_bytes["worker 0 gradients"], 2000u);
+}
+
+TEST(Planner, Stage3IsSixteenBytesAParameterWithSixteenBitGradients) {
+  PlanInput input = Input(3, 2, 2);
+  input.config.grad_accum_dtype = DType::kBfloat16;
+  const JobPlan plan = Plan(input);
+  uint64_t state = 0;
+  for (const auto& line : plan.ledger) {
+    if (!line.formula().empty()) state += line.bytes();
+  }
+  EXPECT_EQ(state, 16u * 1000);
+}
+
+TEST(Planner, LinesAddUpToTheMemoryOfAllRegions) {
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const uint32_t workers : {1u, 2u, 3u}) {
+      for (const auto window : {WindowChoice::kAuto, WindowChoice::kCopy}) {
+        PlanInput input = Input(stage, workers, 2);
+        input.config.batch = {8, 1, 4};
+        input.config.zeroshard.window = window;
+        AddParameter(input.manifest, "odd", {7}, model::v1::DTYPE_BFLOAT16);
+        AddParameter(input.manifest, "empty", {0, 4}, model::v1::DTYPE_FLOAT32);
+        AddParameter(input.manifest, "frozen", {333}, model::v1::DTYPE_FLOAT32)
+            ->set_trainable(false);
+        const JobPlan plan = Plan(input);
+        EXPECT_EQ(Sums(plan).all, plan.memory_bytes())
+            << "stage " << stage << ", " << workers << " workers";
+      }
+    }
+  }
+}
+
+TEST(Planner, StagesOneAndTwoHoldOneCopyOfTheParametersANode) {
+  for (const int stage : {1, 2}) {
+    Sums sums(Plan(Input(stage, 2, 2)));
+    EXPECT_EQ(sums.bytes["node parameters"], 2000u);
+    EXPECT_EQ(sums.formula["node parameters"], "2P");
+    EXPECT_EQ(sums.bytes["worker 0 master"], 512u * 4);
+  }
+}
+
+TEST(Planner, Stage0HoldsAllStatesOnEveryWorker) {
+  Sums sums(Plan(Input(0, 2, 2)));
+  for (const char* worker : {"worker 0", "worker 1"}) {
+    EXPECT_EQ(sums.bytes[absl::StrCat(worker, " master")], 4000u);
+    EXPECT_EQ(sums.bytes[absl::StrCat(worker, " gradients")], 4000u);
+    EXPECT_EQ(sums.formula[absl::StrCat(worker, " master")], "4P");
+  }
+}
+
+TEST(Planner, Stage1AccumulatesInEveryRankOnlyWhenThereIsMoreThanOneMicroStep) {
+  EXPECT_EQ(Sums(Plan(Input(1, 2, 2))).bytes.count("rank 0 gradients"), 0u);
+  PlanInput input = Input(1, 2, 2);
+  input.config.batch = {8, 1, 4};
+  Sums sums(Plan(input));
+  EXPECT_EQ(sums.bytes["rank 0 gradients"], 4000u);
+  EXPECT_EQ(sums.formula["rank 1 gradients"], "4P");
+  input.config.zeroshard.reduction_order = ReductionOrder::kRanksFirst;
+  EXPECT_EQ(Sums(Plan(input)).bytes.count("rank 0 gradients"), 0u);
+}
+
+TEST(Planner, AnFp32ParameterIsItsOwnMaster) {
+  PlanInput input = Input(3, 1, 1);
+  input.config.compute_dtype = DType::kFloat32;
+  input.manifest.mutable_parameters(0)->set_dtype(model::v1::DTYPE_FLOAT32);
+  Sums sums(Plan(input));
+  EXPECT_EQ(sums.bytes.count("worker 0 master"), 0u);
+  EXPECT_EQ(sums.bytes["worker 0 parameters"], 4000u);
+}
+
+TEST(Planner, FrozenParametersHaveNoOptimizerState) {
+  PlanInput input = Input(3, 1, 1);
+  input.manifest.mutable_parameters(0)->set_trainable(false);
+  const JobPlan plan = Plan(input);
+  Sums sums(plan);
+  EXPECT_EQ(plan.config.optimizer(), model::v1::OPTIMIZER_NONE);
+  EXPECT_EQ(sums.bytes.count("worker 0 master"), 0u);
+  EXPECT_EQ(sums.bytes.count("worker 0 gradients"), 0u);
+  EXPECT_EQ(sums.bytes["worker 0 parameters"], 2000u);
+}
+
+TEST(Planner, AForwardOnlyJobNeedsNoOptimizerAndNoBatch) {
+  PlanInput input = Input(3, 2, 2);
+  input.config.optimizer = OptimizerConfig();
+  input.config.batch = BatchConfig();
+  input.forward_only = true;
+  Sums sums(Plan(input));
+  EXPECT_EQ(sums.bytes.count("worker 0 master"), 0u);
+  input.forward_only = false;
+  input.config.batch.micro = 1;
+  EXPECT_THAT(std::string(PlanJob(input).status().message()), HasSubstr("optimizer"));
+}
+
+TEST(Planner, RanksAreServedByTheWorkersInTurn) {
+  const JobPlan plan = Plan(Input(3, 2, 3));
+  EXPECT_EQ(plan.ranks[0].home_worker(), 0u);
+  EXPECT_EQ(plan.ranks[1].home_worker(), 1u);
+  EXPECT_EQ(plan.ranks[2].home_worker(), 0u);
+  EXPECT_EQ(plan.islands, 1u);
+  int windows = 0;
+  for (const RegionPlan& region : plan.regions) {
+    windows += region.kind == WorkerRegion::KIND_PARAMETER_WINDOW ? 1 : 0;
+  }
+  EXPECT_EQ(windows, 1);
+}
+
+TEST(Planner, OverGlooEveryWorkerIsAnIslandAndCopies) {
+  PlanInput input = Input(3, 2, 2);
+  input.config.zeroshard.transport = TransportChoice::kGloo;
+  const JobPlan plan = Plan(input);
+  EXPECT_EQ(plan.islands, 2u);
+  EXPECT_EQ(plan.config.window(), model::v1::WINDOW_COPY);
+  EXPECT_EQ(Sums(plan).all, plan.memory_bytes());
+  input.config.zeroshard.window = WindowChoice::kInPlace;
+  EXPECT_THAT(std::string(PlanJob(input).status().message()), HasSubstr("zeroshard.window"));
+}
+
+TEST(Planner, ABatchThatDoesNotDivideIsRefused) {
+  PlanInput input = Input(3, 1, 7);
+  input.config.batch = {256, 2, 18};
+  EXPECT_THAT(std::string(PlanJob(input).status().message()), HasSubstr("252"));
+}
+
+TEST(Planner, TheLossScaleOfFp16IsAPowerOfTwo) {
+  PlanInput input = Input(3, 1, 1);
+  input.config.compute_dtype = DType::kFloat16;
+  input.config.loss_scale.enabled = true;
+  input.manifest.mutable_parameters(0)->set_dtype(model::v1::DTYPE_FLOAT16);
+  const JobPlan plan = Plan(input);
+  EXPECT_EQ(plan.config.loss_scale().initial(), 65536.0);
+  EXPECT_TRUE(plan.config.skip_on_overflow());
+}
+
+}  // namespace
+}  // namespace zeroshard
