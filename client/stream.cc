@@ -21,8 +21,14 @@ constexpr absl::Duration kHelloSlice = absl::Milliseconds(100);
 constexpr absl::Duration kFirstBackoff = absl::Milliseconds(2);
 constexpr absl::Duration kLastBackoff = absl::Milliseconds(200);
 
-// How long a worker may call the rank unknown: one that has just started hears of its ranks one by one.
+// How long a worker may turn a rank away as unknown: one that has just started hears of its ranks
+// one by one, and perhaps later than the rank itself.
 constexpr absl::Duration kUnknownPatience = absl::Seconds(5);
+
+// Whether the worker may not have heard of the rank yet.
+bool MayBeEarly(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsUnauthenticated(status);
+}
 
 // Whether a new worker, or the same one a little later, may take the rank back.
 bool MayRecover(const absl::Status& status, absl::Duration gone) {
@@ -57,7 +63,12 @@ class Stream::Impl {
   }
 
   absl::Status Open() {
+    const absl::Time start = absl::Now();
     auto link = Connect(/*reconnect=*/false);
+    while (!link.ok() && MayBeEarly(link.status()) && absl::Now() - start < kUnknownPatience) {
+      absl::SleepFor(kLastBackoff / 10);
+      link = Connect(/*reconnect=*/false);
+    }
     if (!link.ok()) return Annotate(link.status(), absl::StrCat("worker ", options_.socket));
     absl::MutexLock lock(&mu_);
     link_ = *std::move(link);

@@ -98,6 +98,24 @@ TEST_F(RequestChannelTest, ARefusedHelloIsTheAnswerOfOpen) {
   EXPECT_THAT(std::string(channel.status().message()), HasSubstr("another generation"));
 }
 
+TEST_F(RequestChannelTest, AWorkerThatHasNotHeardOfTheRankYetIsAskedAgain) {
+  fake_.RefuseHellos(3, absl::UnauthenticatedError("unknown token"));
+  auto channel = Open();
+  ASSERT_NE(channel, nullptr);
+  EXPECT_EQ(fake_.requests().size(), 4u);
+}
+
+TEST_F(RequestChannelTest, AReplacedWorkerThatHasNotHeardOfTheRankYetIsAskedAgain) {
+  auto channel = Open();
+  const uint64_t id = *channel->Submit(Release(0));
+  ASSERT_TRUE(fake_.AwaitRequests(2));
+  fake_.RefuseHellos(3, absl::UnauthenticatedError("unknown token"));
+  fake_.EndStreams(absl::UnavailableError("cut"));
+  ASSERT_TRUE(fake_.AwaitRequests(2 + 4 + 1));
+  fake_.Complete(id);
+  EXPECT_TRUE(channel->Wait(id, kLong).ok());
+}
+
 TEST_F(RequestChannelTest, NoServerIsAnErrorThatNamesTheSocket) {
   const auto channel = RequestChannel::Open(fake_.page(), {.socket = "/tmp/zs-nobody"}, kLong);
   EXPECT_TRUE(absl::IsNotFound(channel.status())) << channel.status();
