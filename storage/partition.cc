@@ -72,7 +72,7 @@ absl::StatusOr<PartitionPlan> PartitionPlan::CreateLocal(const Layout& layout,
     plan.PlanChunks(unit, u);
     plan.units_.push_back(unit);
   }
-  uint64_t offset = plan.PlaceRecords();
+  uint64_t offset = plan.PlaceRecords(0);
   for (UnitPlan& unit : plan.units_) {
     if (!unit.has_optimizer) continue;
     unit.accumulator =
@@ -98,7 +98,7 @@ void PartitionPlan::PlanUnits(const Layout& layout, const model::v1::EngineConfi
       plan.slice = config.stage() == 0 ? GrainRange{0, unit.grains} : plan.shard;
     }
     plan.put_bit = put_bit;
-    put_bit += plan.shard.size();
+    put_bit += unit.grains;
     PlanChunks(plan, u);
     units_.push_back(plan);
   }
@@ -114,9 +114,7 @@ void PartitionPlan::PlanChunks(UnitPlan& plan, uint32_t unit) {
   plan.chunks = static_cast<uint32_t>(chunks_.size()) - plan.first_chunk;
 }
 
-uint64_t PartitionPlan::PlaceRecords() {
-  uint64_t put_bits = 0;
-  for (const UnitPlan& unit : units_) put_bits += unit.shard.size();
+uint64_t PartitionPlan::PlaceRecords(uint64_t put_bits) {
   undo_offset_ = sizeof(PartitionHeader);
   undo_bytes_ = UndoArea::BytesNeeded(lanes_, std::max<uint32_t>(1, chunks_.size()));
   put_bitmap_offset_ = AlignTo(undo_offset_ + undo_bytes_, kLine);
@@ -132,7 +130,9 @@ uint64_t PartitionPlan::Place(uint64_t& offset, uint64_t bytes, uint64_t& total)
 
 void PartitionPlan::PlaceSections(const Layout& layout, const model::v1::EngineConfig& config) {
   // Every slice is a whole number of grains, so every part is a multiple of 512 bytes.
-  uint64_t offset = PlaceRecords();
+  uint64_t grains = 0;
+  for (const Unit& unit : layout.units()) grains += unit.grains;
+  uint64_t offset = PlaceRecords(grains);
   const uint64_t accumulator_bytes = SizeOf(*FromProto(config.accumulator_dtype()));
   for (UnitPlan& unit : units_) {
     if (!unit.has_optimizer) continue;

@@ -53,7 +53,7 @@ struct UnitPlan {
   uint64_t shard_data = kAbsent;
   uint32_t first_chunk = 0;  // chunks of `slice`, consecutive
   uint32_t chunks = 0;
-  uint64_t put_bit = 0;  // first bit of `shard` in the put bitmap
+  uint64_t put_bit = 0;  // first of the unit's bits in the put bitmap, one a grain
 };
 
 // A run of whole grains of one unit that is computed and protected together.
@@ -100,8 +100,8 @@ class PartitionPlan {
   void PlanUnits(const Layout& layout, const model::v1::EngineConfig& config, uint32_t worker);
   void PlanChunks(UnitPlan& plan, uint32_t unit);
   void PlaceSections(const Layout& layout, const model::v1::EngineConfig& config);
-  // Places the header, the undo area and the put bitmap; returns the offset after them.
-  uint64_t PlaceRecords();
+  // Places the header, the undo area and the put bitmap of so many bits; returns the offset after them.
+  uint64_t PlaceRecords(uint64_t put_bits);
   // Takes room for `elements`, adds it to `total`, and returns where it is.
   static uint64_t Place(uint64_t& offset, uint64_t bytes, uint64_t& total);
 

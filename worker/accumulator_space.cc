@@ -23,16 +23,67 @@ ReductionProgram MakeProgram(const ReductionPlan& plan, const std::vector<bool>&
   return plan.Program(absl::MakeConstSpan(flags.get(), present.size()));
 }
 
-}  // namespace
-
 // A stretch of a unit whose elements have the same inputs and the same mode.
-struct AccumulatorSpace::Run {
+struct Run {
   uint64_t begin = 0;
   uint64_t end = 0;
   std::vector<bool> inputs;
   AccumulateMode mode = AccumulateMode::kStore;
   ReductionProgram program;
 };
+
+// The stretches that get anything, in increasing order.
+std::vector<Run> PlanRuns(const Layout& layout, const AccumulateJob& job) {
+  const Unit& unit = layout.units()[job.unit];
+  std::vector<Run> runs;
+  for (uint32_t position = 0; position < unit.parameters.size(); ++position) {
+    const ParameterPlace& place = layout.place(unit.parameters[position]);
+    // The padding after a parameter goes with it: what it holds is never read.
+    const bool last = position + 1 == unit.parameters.size();
+    const uint64_t end =
+        last ? unit.elements() : layout.place(unit.parameters[position + 1]).offset;
+    if (end == place.offset) continue;
+    std::vector<bool> present = PresentInputs(job.inputs, position);
+    const AccumulateMode mode =
+        IsPresent(job.before, position) ? AccumulateMode::kAdd : AccumulateMode::kStore;
+    if (!runs.empty() && runs.back().mode == mode && runs.back().inputs == present) {
+      runs.back().end = end;
+      continue;
+    }
+    runs.push_back({place.offset, end, std::move(present), mode, {}});
+  }
+  for (Run& run : runs) run.program = MakeProgram(*job.plan, run.inputs);
+  std::erase_if(runs, [](const Run& run) { return run.program.steps.empty(); });
+  return runs;
+}
+
+std::vector<ReduceSource> ToSources(std::span<const GradientInput> inputs) {
+  std::vector<ReduceSource> sources;
+  for (const GradientInput& input : inputs) {
+    sources.push_back({input.data, input.dtype, input.weight != 1.0f, input.weight});
+  }
+  return sources;
+}
+
+// Sums the elements [begin, end) of the unit that lie in a run.
+void ReduceRange(std::span<const Run> runs, absl::Span<const ReduceSource> sources, void* element0,
+                 DType dtype, uint64_t begin, uint64_t end) {
+  auto run = std::partition_point(runs.begin(), runs.end(),
+                                  [&](const Run& candidate) { return candidate.end <= begin; });
+  for (; run != runs.end() && run->begin < end; ++run) {
+    Reduce(run->program, sources, {element0, dtype, run->mode}, std::max(begin, run->begin),
+           std::min(end, run->end));
+  }
+}
+
+}  // namespace
+
+void SumInputs(const Layout& layout, const AccumulateJob& job, GrainRange grains, float* element0) {
+  const std::vector<Run> runs = PlanRuns(layout, job);
+  const std::vector<ReduceSource> sources = ToSources(job.inputs);
+  ReduceRange(runs, sources, element0, DType::kFloat32, grains.first_element(),
+              grains.end * kGrainElements);
+}
 
 absl::StatusOr<AccumulatorSpace> AccumulatorSpace::Open(const Layout& layout,
                                                         const PartitionPlan& plan,
@@ -58,30 +109,6 @@ UndoChunk AccumulatorSpace::UndoOf(uint32_t chunk) const {
   return undo;
 }
 
-std::vector<AccumulatorSpace::Run> AccumulatorSpace::PlanRuns(const AccumulateJob& job) const {
-  const Unit& unit = layout_->units()[job.unit];
-  std::vector<Run> runs;
-  for (uint32_t position = 0; position < unit.parameters.size(); ++position) {
-    const ParameterPlace& place = layout_->place(unit.parameters[position]);
-    // The padding after a parameter goes with it: what it holds is never read.
-    const bool last = position + 1 == unit.parameters.size();
-    const uint64_t end =
-        last ? unit.elements() : layout_->place(unit.parameters[position + 1]).offset;
-    if (end == place.offset) continue;
-    std::vector<bool> present = PresentInputs(job.inputs, position);
-    const AccumulateMode mode =
-        IsPresent(job.before, position) ? AccumulateMode::kAdd : AccumulateMode::kStore;
-    if (!runs.empty() && runs.back().mode == mode && runs.back().inputs == present) {
-      runs.back().end = end;
-      continue;
-    }
-    runs.push_back({place.offset, end, std::move(present), mode, {}});
-  }
-  for (Run& run : runs) run.program = MakeProgram(*job.plan, run.inputs);
-  std::erase_if(runs, [](const Run& run) { return run.program.steps.empty(); });
-  return runs;
-}
-
 Presence AccumulatorSpace::Accumulate(const AccumulateJob& job, ThreadPool& pool) const {
   Presence after = job.before;
   for (const GradientInput& input : job.inputs) {
@@ -89,21 +116,11 @@ Presence AccumulatorSpace::Accumulate(const AccumulateJob& job, ThreadPool& pool
     for (uint32_t word = 0; word < kPresenceWords; ++word) after[word] |= input.present[word];
   }
   const UnitPlan& unit_plan = plan_->unit(job.unit);
-  const std::vector<Run> runs = PlanRuns(job);
+  const std::vector<Run> runs = PlanRuns(*layout_, job);
   if (runs.empty() || unit_plan.chunks == 0) return after;
-
-  std::vector<ReduceSource> sources;
-  for (const GradientInput& input : job.inputs) {
-    sources.push_back({input.data, input.dtype, input.weight != 1.0f, input.weight});
-  }
-  // Elements [begin, end) of the unit.
+  const std::vector<ReduceSource> sources = ToSources(job.inputs);
   auto reduce = [&](uint64_t begin, uint64_t end) {
-    for (const Run& run : runs) {
-      const uint64_t from = std::max(begin, run.begin);
-      const uint64_t to = std::min(end, run.end);
-      if (from >= to) continue;
-      Reduce(run.program, sources, {data(job.unit), dtype_, run.mode}, from, to);
-    }
+    ReduceRange(runs, sources, data(job.unit), dtype_, begin, end);
   };
   const bool in_place = std::any_of(runs.begin(), runs.end(), [](const Run& run) {
     return run.mode == AccumulateMode::kAdd;

@@ -41,7 +41,7 @@ Engine::Engine(JobMemory& memory, Clock& clock, EngineOutput& output, Shard shar
     if (memory.is_home_of(rank)) ports_[rank] = std::make_unique<RankPort>(context_, rank);
   }
   for (uint32_t unit = 0; unit < memory.layout().units().size(); ++unit) {
-    if (memory.plan().unit(unit).shard.size() == 0) SetInitialized(unit);
+    if (memory.layout().units()[unit].grains == 0) SetInitialized(unit);
   }
 }
 
@@ -107,7 +107,7 @@ void Engine::OnRequest(uint32_t rank, const trainer::v1::SessionRequest& request
 }
 
 void Engine::OnDropAttempt(uint64_t generation) {
-  if (!context_.is_leader()) return;
+  if (!context_.is_island_leader()) return;
   BoardHeader& header = context_.board().header();
   header.generation.store(generation);
   header.poisoned.store(0);
@@ -115,6 +115,14 @@ void Engine::OnDropAttempt(uint64_t generation) {
   const uint64_t attempt = header.attempt.load();
   if (header.decision.attempt.load() != attempt) header.attempt.store(attempt + 1);
   context_.RingAll();
+}
+
+absl::Status Engine::Connect(Mesh& mesh) {
+  ZS_ASSIGN_OR_RETURN(bridge_, Bridge::Create(context_, shard_, mesh,
+                                              [this](uint32_t rank, uint32_t unit, Tag tag) {
+                                                return SourceOf(rank, unit, tag);
+                                              }));
+  return absl::OkStatus();
 }
 
 void Engine::Advance() {
@@ -126,6 +134,7 @@ bool Engine::AdvanceOnce() {
   const Board& board = context_.board();
   board.worker(context_.me()).fence.store(board.header().fence.load());
   if (const absl::Status poison = context_.poison(); !poison.ok()) {
+    if (bridge_ != nullptr) bridge_->Advance();
     for (auto& port : ports_) {
       if (port != nullptr) port->Fail(poison);
     }
@@ -137,7 +146,8 @@ bool Engine::AdvanceOnce() {
   progress |= AnnounceReady();
   if (context_.is_leader()) progress |= Decide();
   progress |= Apply();
-  if (context_.is_leader()) progress |= Commit();
+  if (context_.is_island_leader()) progress |= Commit();
+  if (bridge_ != nullptr) progress |= bridge_->Advance();
   for (auto& port : ports_) {
     if (port != nullptr) progress |= port->Poll();
   }
@@ -147,7 +157,7 @@ bool Engine::AdvanceOnce() {
 // A new attempt begins: committed by the leader, or the last one was dropped.
 bool Engine::FollowAttempt() {
   BoardHeader& header = context_.board().header();
-  if (context_.is_leader() && context_.board().committed_attempt() == header.attempt.load()) {
+  if (context_.is_island_leader() && context_.board().committed_attempt() == header.attempt.load()) {
     header.attempt.fetch_add(1);  // a predecessor died between the two stores of a commit
     context_.RingAll();
   }
@@ -211,31 +221,27 @@ std::optional<GradientInput> Engine::InputOf(uint32_t rank, uint32_t unit, Tag t
 }
 
 std::optional<std::vector<GradientInput>> Engine::Inputs(uint32_t unit, Tag tag) const {
+  if (bridge_ != nullptr) return bridge_->Inputs(unit, tag);
   std::vector<GradientInput> inputs;
   for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
-    std::optional<GradientInput> input = InputOf(rank, unit, tag);
+    std::optional<GradientInput> input = SourceOf(rank, unit, tag);
     if (!input.has_value()) return std::nullopt;
     inputs.push_back(*input);
   }
   return inputs;
 }
 
-// Stage 1 with local accumulators: the ranks' sums over all micro-steps, at the boundary.
-std::optional<std::vector<GradientInput>> Engine::LocalInputs(uint32_t unit) const {
-  if (!AllArrived()) return std::nullopt;
-  const Tag last = MakeTag(attempt_, context_.board().rank(0).input.micro_steps - 1);
-  std::vector<GradientInput> inputs;
-  for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
-    const MergeRecord& record = context_.board().local(rank, unit);
-    if (record.tag.load(std::memory_order_acquire) != last) return std::nullopt;
-    const MergeRecord::State& state = record.states[record.states[0].tag == last ? 0 : 1];
-    GradientInput input;
-    input.data = context_.memory().local_unit(rank, unit);
-    input.dtype = DType::kFloat32;
-    input.present = state.present;
-    inputs.push_back(input);
-  }
-  return inputs;
+// What a rank of this island gives to the sum over ranks: its gradient of the micro-step, or at stage 1 with
+// local accumulators its own sum over all micro-steps.
+std::optional<GradientInput> Engine::SourceOf(uint32_t rank, uint32_t unit, Tag tag) const {
+  if (!context_.memory().has_local_accumulators()) return InputOf(rank, unit, tag);
+  const MergeRecord& record = context_.board().local(rank, unit);
+  if (record.tag.load(std::memory_order_acquire) != tag) return std::nullopt;
+  GradientInput input;
+  input.data = context_.memory().local_unit(rank, unit);
+  input.dtype = DType::kFloat32;
+  input.present = record.states[record.states[0].tag == tag ? 0 : 1].present;
+  return input;
 }
 
 namespace {
@@ -294,25 +300,21 @@ bool Engine::MergeUnit(uint32_t unit) {
   if (!context_.memory().plan().unit(unit).has_optimizer) return false;
   if (unfinished_.value_or(unit) != unit) return false;
   MergeRecord& record = context_.board().merged(context_.me(), unit);
-  const bool local = context_.memory().has_local_accumulators();
   Tag tag = NextTag(record, attempt_);
-  std::optional<std::vector<GradientInput>> inputs;
-  if (local) {
-    if (AttemptOf(record.tag.load()) == attempt_) return false;
-    inputs = LocalInputs(unit);
-    if (inputs.has_value()) {
-      tag = MakeTag(attempt_, context_.board().rank(0).input.micro_steps - 1);
-    }
-  } else {
-    inputs = Inputs(unit, tag);
+  if (context_.memory().has_local_accumulators()) {
+    // One sum a step, at the boundary.
+    if (AttemptOf(record.tag.load()) == attempt_ || !AllArrived()) return false;
+    tag = MakeTag(attempt_, context_.board().rank(0).input.micro_steps - 1);
   }
+  const std::optional<std::vector<GradientInput>> inputs = Inputs(unit, tag);
   if (!inputs.has_value()) return false;
   const AccumulateJob job{.unit = unit,
                           .tag = tag,
-                          .plan = &plan_,
+                          .plan = bridge_ != nullptr ? &bridge_->plan() : &plan_,
                           .inputs = *inputs,
                           .before = PresenceBefore(record, tag)};
   zeroshard::Advance(record, tag, shard_.accumulators().Accumulate(job, pool_));
+  if (bridge_ != nullptr) bridge_->Forget(unit, tag);
   FinishUnit(unfinished_);
   return true;
 }
@@ -321,6 +323,8 @@ bool Engine::CopyPuts() {
   bool progress = false;
   const Board& board = context_.board();
   for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
+    // Puts of other islands' ranks come through the bridge.
+    if (!context_.memory().in_island(context_.memory().start().ranks(rank).home_worker())) continue;
     const RankSlot& slot = board.rank(rank);
     const uint64_t tag = slot.put_tag.load(std::memory_order_acquire);
     std::atomic<uint64_t>& done = board.put_done(context_.me(), rank);

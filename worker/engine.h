@@ -24,6 +24,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/records.pb.h"
+#include "worker/bridge.h"
 #include "worker/engine_context.h"
 #include "worker/rank_port.h"
 #include "worker/shard.h"
@@ -35,6 +36,12 @@ class Engine {
  public:
   static absl::StatusOr<std::unique_ptr<Engine>> Create(JobMemory& memory, ThreadPool& pool,
                                                         Clock& clock, EngineOutput& output);
+
+  // For a job whose workers do not all share memory; before anything else. `mesh` must outlive this.
+  absl::Status Connect(Mesh& mesh);
+  // The mesh's word, on the loop thread.
+  void OnMeshConnected() { bridge_->OnConnected(); }
+  void OnMeshFrame(uint32_t peer, const Frame& frame) { bridge_->OnFrame(peer, frame); }
 
   // After a predecessor's death: repairs torn groups. Returns a sentence about what was found.
   absl::StatusOr<std::string> Recover();
@@ -86,7 +93,7 @@ class Engine {
   void FinishUnit(std::optional<uint32_t>& unfinished);
   std::optional<std::vector<GradientInput>> Inputs(uint32_t unit, Tag tag) const;
   std::optional<GradientInput> InputOf(uint32_t rank, uint32_t unit, Tag tag) const;
-  std::optional<std::vector<GradientInput>> LocalInputs(uint32_t unit) const;
+  std::optional<GradientInput> SourceOf(uint32_t rank, uint32_t unit, Tag tag) const;
   bool CopyPuts();
   bool AnnounceReady();
   bool Decide();
@@ -104,6 +111,7 @@ class Engine {
   std::vector<std::unique_ptr<RankPort>> ports_;              // by rank; null for others' ranks
   std::vector<std::optional<AccumulatorSpace>> local_;        // by rank; stage 1, own ranks
   WindowKeeper keeper_;
+  std::unique_ptr<Bridge> bridge_;  // null where all workers share memory
   // A unit whose sum a predecessor left in the middle: no other is summed in place before it.
   std::optional<uint32_t> unfinished_;
   std::vector<std::optional<uint32_t>> unfinished_local_;  // by rank

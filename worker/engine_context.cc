@@ -78,6 +78,24 @@ std::string EngineContext::UnitName(uint32_t unit) const {
   return absl::StrCat("unit ", unit, " (", first.module.empty() ? first.name : first.module, ")");
 }
 
+void EngineContext::CompareOrder(uint32_t rank, uint64_t attempt, uint64_t index, uint32_t unit) {
+  const uint64_t mine = OrderEntry(attempt, index, unit);
+  for (uint32_t other = 0; other < memory_.ranks(); ++other) {
+    if (other == rank) continue;
+    const uint64_t theirs = board().rank(other).order[index % kOrderRing].load();
+    if (theirs >> 24 != mine >> 24 || theirs == mine) continue;
+    const auto their_unit = static_cast<uint32_t>(theirs & 0xffffff);
+    const bool first = rank < other;
+    Poison(absl::FailedPreconditionError(absl::StrCat(
+        "ranks gather in different orders: gather ", index, " of this step is ",
+        UnitName(first ? unit : their_unit), " on rank ", std::min(rank, other), " but ",
+        UnitName(first ? their_unit : unit), " on rank ", std::max(rank, other),
+        "; modules that only some ranks use must be gathered alone (leaf_module, "
+        "zeroshard.set_independent)")));
+    return;
+  }
+}
+
 bool EngineContext::IsConsumed(uint32_t rank, uint32_t unit, Tag tag) const {
   if (memory_.has_local_accumulators()) {
     return board().local(rank, unit).tag.load(std::memory_order_acquire) >= tag;

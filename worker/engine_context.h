@@ -62,7 +62,14 @@ class EngineContext {
   const Board& board() const { return memory_.board(); }
   const Layout& layout() const { return memory_.layout(); }
   uint32_t me() const { return memory_.worker(); }
+  // The worker that decides the job's steps.
   bool is_leader() const { return memory_.worker() == 0; }
+  // The worker that commits steps on its island's board and keeps its window.
+  bool is_island_leader() const {
+    uint32_t first = 0;
+    while (!memory_.in_island(first)) ++first;
+    return first == me();
+  }
   absl::Duration now() const { return clock_.Elapsed(); }
   void SleepFor(absl::Duration duration) { clock_.SleepFor(duration); }
   EngineCounters& counters() { return counters_; }
@@ -79,6 +86,9 @@ class EngineContext {
   void Poison(const absl::Status& status);
   // Not OK once the generation is dead.
   absl::Status poison() const;
+
+  // Holds gather `index` of `rank` against what other ranks gathered there; poisons when they differ.
+  void CompareOrder(uint32_t rank, uint64_t attempt, uint64_t index, uint32_t unit);
 
   // "unit 3 (transformer.h.0.attn)" for messages.
   std::string UnitName(uint32_t unit) const;

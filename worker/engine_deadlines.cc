@@ -23,7 +23,7 @@ void Engine::Tick() {
   const absl::Duration timeout =
       absl::Milliseconds(context_.memory().config().collective_timeout_ms());
   if (timeout == absl::ZeroDuration()) return;
-  if (context_.is_leader()) CheckArrivals(timeout);
+  if (context_.is_island_leader()) CheckArrivals(timeout);
   for (uint32_t rank = 0; rank < ports_.size(); ++rank) {
     if (ports_[rank] != nullptr) CheckScatters(rank, timeout);
   }
@@ -74,6 +74,8 @@ void Engine::CheckScatters(uint32_t rank, absl::Duration timeout) {
   if (!oldest.has_value() || context_.now() - oldest->since < timeout) return;
   std::vector<std::string> missing;
   for (uint32_t other = 0; other < context_.memory().ranks(); ++other) {
+    // What other islands' ranks did not send is seen there.
+    if (!context_.memory().in_island(context_.memory().start().ranks(other).home_worker())) continue;
     const RankSlot& slot = context_.board().rank(other);
     if (slot.attached.load() == 0) return;  // the server waits for its successor
     const bool sent =

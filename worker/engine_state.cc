@@ -35,7 +35,7 @@ absl::Status Engine::FinishRestore(const records::v1::JobState& state, bool para
   for (uint32_t unit = 0; unit < context_.layout().units().size(); ++unit) SetInitialized(unit);
   shard_.Abandon();
   BoardHeader& header = board.header();
-  if (!context_.is_leader()) return absl::OkStatus();
+  if (!context_.is_island_leader()) return absl::OkStatus();
   header.epoch.fetch_add(1);
   const uint64_t attempt = board.attempt();
   JobNumbers numbers = board.numbers();
@@ -91,6 +91,7 @@ absl::Status Engine::MakeReadable(uint32_t unit, absl::Duration timeout) {
       context_.RingAll();
     }
     keeper_.Fill(unit, shard_);
+    if (bridge_ != nullptr) bridge_->Advance();
     for (uint32_t worker = 0; worker < context_.memory().workers(); ++worker) {
       readable &= board.initialized(worker, unit).load(std::memory_order_acquire) != 0;
       if (!resident) readable &= board.fill(worker, unit).load() == epoch;

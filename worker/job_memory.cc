@@ -50,6 +50,9 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(internal::v1::Worke
                         PartitionPlan::CreateLocal(*memory->layout_, memory->config(),
                                                    memory->start_.lanes()));
   }
+  for (uint32_t worker = 0; worker < memory->workers(); ++worker) {
+    memory->one_island_ &= memory->in_island(worker);
+  }
   ZS_RETURN_IF_ERROR(memory->MapRegions(std::move(fds)));
   ZS_RETURN_IF_ERROR(memory->OpenBoard());
   ZS_RETURN_IF_ERROR(memory->OpenStates());
@@ -118,8 +121,7 @@ absl::Status JobMemory::CheckRegions() const {
   const uint64_t user_bytes = UserStates::Bytes(ranks(), config().user_state_bytes());
   if (user_state_memory_.size() < user_bytes) return Missing("user state region of enough bytes", 0);
   for (uint32_t w = 0; w < workers(); ++w) {
-    if (start_.worker_places(w).island() == start_.worker_places(worker()).island() &&
-        !doorbells_[w].valid()) {
+    if (in_island(w) && !doorbells_[w].valid()) {
       return Missing("doorbell of worker", w);
     }
   }

@@ -58,6 +58,12 @@ class JobMemory {
   // Completion page of a rank whose home this worker is.
   RankPage* rank_page(uint32_t rank) const;
   int doorbell(uint32_t worker) const { return doorbells_[worker].get(); }
+  // Whether this worker shares memory with `worker`.
+  bool in_island(uint32_t worker) const {
+    return start_.worker_places(worker).island() == start_.worker_places(this->worker()).island();
+  }
+  // Whether all workers of the job share memory.
+  bool one_island() const { return one_island_; }
   UniqueFd TakeListener() { return std::move(listener_); }
 
   // Parameters at rest of this worker's shard of a unit: in the window or in the partition. Points at the
@@ -94,6 +100,7 @@ class JobMemory {
   std::vector<UniqueFd> doorbells_;       // by worker
   UniqueFd window_fd_;
   UniqueFd listener_;
+  bool one_island_ = true;
 };
 
 }  // namespace zeroshard

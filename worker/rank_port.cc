@@ -85,6 +85,8 @@ void RankPort::RaiseFence() {
 
 bool RankPort::FenceSeen() const {
   for (uint32_t worker = 0; worker < context_.memory().workers(); ++worker) {
+    // Other islands work on copies of this rank's gradients.
+    if (!context_.memory().in_island(worker)) continue;
     if (context_.board().worker(worker).fence.load(std::memory_order_acquire) < fence_) return false;
   }
   return true;

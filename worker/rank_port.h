@@ -80,7 +80,6 @@ class RankPort {
   bool PostPut();
 
   void PostOrder(uint64_t id, const trainer::v1::Gather& gather);
-  void CompareOrder(uint64_t attempt, uint64_t index, uint32_t unit) const;
   void CountGather(uint32_t unit);
   void Pin(uint64_t id, uint32_t unit, int64_t change) const;
 

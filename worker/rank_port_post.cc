@@ -100,28 +100,10 @@ void RankPort::PostOrder(uint64_t id, const trainer::v1::Gather& gather) {
   }
   for (uint32_t unit : gather.units()) {
     rank.order[index % kOrderRing].store(OrderEntry(attempt, index, unit));
-    CompareOrder(attempt, index, unit);
+    context_.CompareOrder(rank_, attempt, index, unit);
     ++index;
   }
   rank.order_end.store(attempt << 32 | (index & 0xffffffff), std::memory_order_release);
-}
-
-void RankPort::CompareOrder(uint64_t attempt, uint64_t index, uint32_t unit) const {
-  const uint64_t mine = OrderEntry(attempt, index, unit);
-  for (uint32_t other = 0; other < context_.memory().ranks(); ++other) {
-    if (other == rank_) continue;
-    const uint64_t theirs = context_.board().rank(other).order[index % kOrderRing].load();
-    if (theirs >> 24 != mine >> 24 || theirs == mine) continue;
-    const auto their_unit = static_cast<uint32_t>(theirs & 0xffffff);
-    const uint32_t first = std::min(rank_, other);
-    context_.Poison(absl::FailedPreconditionError(absl::StrCat(
-        "ranks gather in different orders: gather ", index, " of this step is ",
-        context_.UnitName(first == rank_ ? unit : their_unit), " on rank ", first, " but ",
-        context_.UnitName(first == rank_ ? their_unit : unit), " on rank ", std::max(rank_, other),
-        "; modules that only some ranks use must be gathered alone (leaf_module, "
-        "zeroshard.set_independent)")));
-    return;
-  }
 }
 
 absl::Status RankPort::Put(const Request& request) {

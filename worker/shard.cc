@@ -81,19 +81,22 @@ absl::Status Shard::Recover() const {
 bool Shard::Put(uint32_t unit, uint64_t offset, uint64_t elements, const std::byte* values) const {
   const UnitPlan& plan = memory_->plan().unit(unit);
   const uint64_t element_bytes = SizeOf(memory_->layout().units()[unit].dtype);
-  const uint64_t end = offset + elements;
-  const uint64_t first = std::max(offset, plan.shard.first_element());
-  const uint64_t last = std::min(end, plan.shard.end * kGrainElements);
-  if (first < last) {
-    std::memcpy(memory_->parameters_at_rest(unit) + first * element_bytes,
-                values + (first - offset) * element_bytes, (last - first) * element_bytes);
+  auto clip = [&](GrainRange grains) {
+    return ElementRange{std::max(offset, grains.first_element()),
+                        std::min(offset + elements, grains.end * kGrainElements)};
+  };
+  const bool whole = plan.resident && !memory_->one_island();
+  const ElementRange copied = whole ? ElementRange{offset, offset + elements} : clip(plan.shard);
+  if (copied.begin < copied.end) {
+    std::memcpy(memory_->parameters_at_rest(unit) + copied.begin * element_bytes,
+                values + (copied.begin - offset) * element_bytes,
+                (copied.end - copied.begin) * element_bytes);
   }
-  if (plan.master != kAbsent) {
-    const uint64_t begin = std::max(offset, plan.slice.first_element());
-    const uint64_t stop = std::min(end, plan.slice.end * kGrainElements);
-    if (begin < stop) CopyToMaster(unit, begin, stop, values + (begin - offset) * element_bytes);
+  const ElementRange mastered = clip(plan.slice);
+  if (plan.master != kAbsent && mastered.begin < mastered.end) {
+    CopyToMaster(unit, mastered.begin, mastered.end, values + (mastered.begin - offset) * element_bytes);
   }
-  return MarkPut(unit, first, std::max(first, last));
+  return MarkPut(unit, offset, offset + elements);
 }
 
 void Shard::CopyToMaster(uint32_t unit, uint64_t begin, uint64_t end,
@@ -103,22 +106,20 @@ void Shard::CopyToMaster(uint32_t unit, uint64_t begin, uint64_t end,
 }
 
 bool Shard::MarkPut(uint32_t unit, uint64_t begin, uint64_t end) const {
-  const UnitPlan& plan = memory_->plan().unit(unit);
   auto* bitmap =
       reinterpret_cast<uint64_t*>(memory_->partition() + memory_->plan().put_bitmap_offset());
+  const uint64_t first = memory_->plan().unit(unit).put_bit;
   for (uint64_t grain = begin / kGrainElements; grain * kGrainElements < end; ++grain) {
-    const uint64_t bit = plan.put_bit + grain - plan.shard.begin;
-    bitmap[bit / 64] |= uint64_t{1} << (bit % 64);
+    bitmap[(first + grain) / 64] |= uint64_t{1} << ((first + grain) % 64);
   }
-  for (uint64_t bit = plan.put_bit; bit < plan.put_bit + plan.shard.size(); ++bit) {
+  for (uint64_t bit = first; bit < first + memory_->layout().units()[unit].grains; ++bit) {
     if ((bitmap[bit / 64] >> (bit % 64) & 1) == 0) return false;
   }
   return true;
 }
 
 void Shard::MarkLoaded(uint32_t unit) const {
-  const GrainRange shard = memory_->plan().unit(unit).shard;
-  MarkPut(unit, shard.first_element(), shard.end * kGrainElements);
+  MarkPut(unit, 0, memory_->layout().units()[unit].elements());
 }
 
 void Shard::AddSquares(uint32_t unit, const Presence& present, ExactSum& sum) const {
@@ -241,7 +242,10 @@ std::vector<Shard::StateArray> Shard::StateArrays(uint32_t unit, Extent extent) 
     std::byte* data = element0 + grains.first_element() * SizeOf(type);
     arrays.push_back({std::move(kind), type, grains, {data, grains.elements() * SizeOf(type)}});
   };
-  add("parameter", dtype, plan.shard, memory_->parameters_at_rest(unit));
+  // An island's own window holds resident units whole.
+  const bool whole = extent == Extent::kSlice && plan.resident && !memory_->one_island();
+  add("parameter", dtype, whole ? GrainRange{0, memory_->layout().units()[unit].grains} : plan.shard,
+      memory_->parameters_at_rest(unit));
   if (!plan.has_optimizer) return arrays;
   const GrainRange grains = extent == Extent::kShard ? plan.shard : plan.slice;
   // The replica that stage 0 keeps of an fp32 parameter is not written a second time.

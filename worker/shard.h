@@ -45,6 +45,10 @@ struct AccumulateJob {
   Presence before = {};  // parameters that the accumulator already holds in this attempt
 };
 
+// The inputs' sum alone, stored for the elements of `grains` (element0: the unit's element 0; job.tag and
+// job.before are not used).
+void SumInputs(const Layout& layout, const AccumulateJob& job, GrainRange grains, float* element0);
+
 // Accumulators of whole units or of a worker's slices, with their undo area.
 class AccumulatorSpace {
  public:
@@ -66,8 +70,6 @@ class AccumulatorSpace {
   AccumulatorSpace(const Layout& layout, const PartitionPlan& plan, std::byte* memory, DType dtype,
                    UndoArea undo)
       : layout_(&layout), plan_(&plan), memory_(memory), dtype_(dtype), undo_(undo) {}
-  struct Run;
-  std::vector<Run> PlanRuns(const AccumulateJob& job) const;
 
   const Layout* layout_;
   const PartitionPlan* plan_;
@@ -98,8 +100,8 @@ class Shard {
   void Abandon() const { accumulators_.undo().Abandon(); }
 
   // Copies the part of `values` (elements [offset, offset + elements) of the unit) that lies in this
-  // worker's slices to the parameters at rest and the master, and notes it. Returns whether the worker now
-  // has values for its whole shard.
+  // worker's slices to the parameters at rest and the master, and notes it; where the window is an island's
+  // own, all of it to a resident unit. Returns whether every grain of the unit has been put.
   bool Put(uint32_t unit, uint64_t offset, uint64_t elements, const std::byte* values) const;
 
   const AccumulatorSpace& accumulators() const { return accumulators_; }
@@ -135,6 +137,7 @@ class Shard {
   UndoChunk ApplyUndo(uint32_t chunk) const;
   void ApplyRange(const UpdatePass& pass, uint32_t unit, uint64_t begin, uint64_t end) const;
   void CopyToMaster(uint32_t unit, uint64_t begin, uint64_t end, const std::byte* values) const;
+  // Elements [begin, end) are there; whether the unit's all are.
   bool MarkPut(uint32_t unit, uint64_t begin, uint64_t end) const;
 
   JobMemory* memory_;

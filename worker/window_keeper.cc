@@ -42,7 +42,7 @@ bool WindowKeeper::IsPinned(uint32_t unit) const {
 }
 
 bool WindowKeeper::Evict() {
-  if (!context_.is_leader()) return false;
+  if (!context_.is_island_leader()) return false;
   const std::span<const Unit> units = context_.layout().units();
   wanted_at_.resize(units.size());
   uint64_t live = 0;
@@ -95,7 +95,7 @@ void WindowKeeper::PunchUnit(uint32_t unit) {
 }
 
 void WindowKeeper::Recover() {
-  if (!context_.is_leader()) return;
+  if (!context_.is_island_leader()) return;
   for (uint32_t unit = 0; unit < context_.layout().units().size(); ++unit) {
     if (context_.board().evicting(unit).load() != 0) PunchUnit(unit);
   }

@@ -82,6 +82,7 @@ model::v1::EngineConfig MakeConfig(uint32_t stage, uint32_t ranks, model::v1::DT
 
 LocalJob::LocalJob(LocalJobOptions options)
     : options_(std::move(options)),
+      mesh_(std::make_unique<LoopbackMesh>(options_.workers)),
       output_(std::make_unique<Output>(*this)),
       workers_(options_.workers),
       next_id_(ranks(), 0),
@@ -95,36 +96,37 @@ LocalJob::LocalJob(LocalJobOptions options)
 
 LocalJob::~LocalJob() = default;
 
-void LocalJob::AddRegion(WorkerRegion::Kind kind, uint32_t index, uint64_t bytes,
-                         uint32_t only_worker) {
-  regions_.push_back({kind, index, only_worker, bytes,
-                      Must(CreateSealedMemfd("zeroshard-test", bytes))});
+MappedRegion LocalJob::AddRegion(WorkerRegion::Kind kind, uint32_t index, uint64_t bytes,
+                                 uint32_t only_worker) {
+  const uint64_t pages = (bytes + 4095) / 4096 * 4096;
+  const bool by_island = kind == WorkerRegion::KIND_BOARD || kind == WorkerRegion::KIND_USER_STATE ||
+                         kind == WorkerRegion::KIND_PARAMETER_WINDOW;
+  regions_.push_back({kind, index, only_worker, by_island, pages,
+                      Must(CreateSealedMemfd("zeroshard-test", pages))});
+  return Must(MappedRegion::Map(regions_.back().fd.get(), pages, Access::kReadWrite));
+}
+
+void LocalJob::CreateIsland(uint32_t island) {
+  const model::v1::EngineConfig& config = options_.config;
+  const BoardShape shape{options_.workers, ranks(), static_cast<uint32_t>(layout_->units().size()),
+                         static_cast<uint32_t>(layout_->parameters().size())};
+  const MappedRegion board = AddRegion(WorkerRegion::KIND_BOARD, island, Board::Bytes(shape));
+  Must(Board::Format(board.bytes(), shape, kJobId, layout_->fingerprint(),
+                     config.loss_scale().initial(), config.loss_scale().hysteresis()).status());
+  windows_.push_back(AddRegion(WorkerRegion::KIND_PARAMETER_WINDOW, island, layout_->window_bytes()));
+  AddRegion(WorkerRegion::KIND_USER_STATE, island, UserStates::Bytes(ranks(), config.user_state_bytes()));
 }
 
 void LocalJob::CreateRegions() {
   const model::v1::EngineConfig& config = options_.config;
-  const BoardShape shape{options_.workers, ranks(), static_cast<uint32_t>(layout_->units().size()),
-                         static_cast<uint32_t>(layout_->parameters().size())};
-  AddRegion(WorkerRegion::KIND_BOARD, 0, Board::Bytes(shape));
-  MappedRegion board = Must(
-      MappedRegion::Map(regions_.back().fd.get(), regions_.back().bytes, Access::kReadWrite));
-  Must(Board::Format(board.bytes(), shape, kJobId, layout_->fingerprint(),
-                     config.loss_scale().initial(), config.loss_scale().hysteresis()));
-  AddRegion(WorkerRegion::KIND_PARAMETER_WINDOW, 0, layout_->window_bytes());
-  window_ = Must(
-      MappedRegion::Map(regions_.back().fd.get(), regions_.back().bytes, Access::kReadWrite));
-  AddRegion(WorkerRegion::KIND_USER_STATE, 0, UserStates::Bytes(ranks(), config.user_state_bytes()));
+  for (uint32_t island = 0; island < islands(); ++island) CreateIsland(island);
   for (uint32_t rank = 0; rank < ranks(); ++rank) {
-    AddRegion(WorkerRegion::KIND_GRADIENT_WINDOW, rank, GradientWindowBytes(*layout_, config));
-    gradient_windows_.push_back(Must(
-        MappedRegion::Map(regions_.back().fd.get(), regions_.back().bytes, Access::kReadWrite)));
-    AddRegion(WorkerRegion::KIND_RANK_PAGE, rank, (sizeof(RankPage) + 4095) / 4096 * 4096, home(rank));
-    rank_pages_.push_back(Must(
-        MappedRegion::Map(regions_.back().fd.get(), regions_.back().bytes, Access::kReadWrite)));
-    if (UsesLocalAccumulators(config)) {
-      const PartitionPlan plan = Must(PartitionPlan::CreateLocal(*layout_, config, options_.lanes));
-      AddRegion(WorkerRegion::KIND_LOCAL_ACCUMULATOR, rank, plan.bytes());
-    }
+    gradient_windows_.push_back(
+        AddRegion(WorkerRegion::KIND_GRADIENT_WINDOW, rank, GradientWindowBytes(*layout_, config)));
+    rank_pages_.push_back(AddRegion(WorkerRegion::KIND_RANK_PAGE, rank, sizeof(RankPage), home(rank)));
+    if (!UsesLocalAccumulators(config)) continue;
+    const PartitionPlan plan = Must(PartitionPlan::CreateLocal(*layout_, config, options_.lanes));
+    AddRegion(WorkerRegion::KIND_LOCAL_ACCUMULATOR, rank, plan.bytes());
   }
   for (uint32_t w = 0; w < options_.workers; ++w) {
     const PartitionPlan plan = Must(PartitionPlan::Create(*layout_, config, w, options_.lanes));
@@ -145,8 +147,12 @@ void LocalJob::StartWorker(uint32_t w, bool recover) {
   start.set_layout_fingerprint(layout_->fingerprint());
   start.set_lanes(options_.lanes);
   start.set_recover(recover);
-  for (uint32_t rank = 0; rank < ranks(); ++rank) start.add_ranks()->set_home_worker(home(rank));
-  for (uint32_t i = 0; i < options_.workers; ++i) start.add_worker_places();
+  for (uint32_t rank = 0; rank < ranks(); ++rank) {
+    internal::v1::RankPlace& place = *start.add_ranks();
+    place.set_home_worker(home(rank));
+    place.set_island(island_of(home(rank)));
+  }
+  for (uint32_t i = 0; i < options_.workers; ++i) start.add_worker_places()->set_island(island_of(i));
   auto add = [&](WorkerRegion::Kind kind, uint32_t index, uint64_t bytes, const UniqueFd& fd) {
     WorkerRegion& region = *start.add_regions();
     region.set_kind(kind);
@@ -156,18 +162,30 @@ void LocalJob::StartWorker(uint32_t w, bool recover) {
   };
   for (const Region& region : regions_) {
     if (region.only_worker != kEvery && region.only_worker != w) continue;
+    if (region.by_island && region.index != island_of(w)) continue;
     add(region.kind, region.index, region.bytes, region.fd);
   }
-  for (uint32_t i = 0; i < options_.workers; ++i) add(WorkerRegion::KIND_DOORBELL, i, 0, doorbells_[i]);
+  for (uint32_t i = 0; i < options_.workers; ++i) {
+    if (island_of(i) == island_of(w)) add(WorkerRegion::KIND_DOORBELL, i, 0, doorbells_[i]);
+  }
   Worker& worker = workers_[w];
   worker = {};
   worker.memory = Must(JobMemory::Create(std::move(start), std::move(fds)));
   worker.pool = Must(ThreadPool::Create({.threads = static_cast<int>(options_.lanes)}));
   worker.engine = Must(Engine::Create(*worker.memory, *worker.pool, clock_, *output_));
+  if (options_.islands) Must(worker.engine->Connect(mesh_->end(w)));
   if (recover) Must(worker.engine->Recover().status());
 }
 
-void LocalJob::RestartWorker(uint32_t w) { StartWorker(w, true); }
+void LocalJob::RestartWorker(uint32_t w) {
+  StartWorker(w, true);
+  if (options_.islands) BreakMesh();
+}
+
+void LocalJob::BreakMesh() {
+  mesh_->Break();
+  for (Worker& worker : workers_) worker.engine->OnMeshConnected();
+}
 
 void LocalJob::Hello(uint32_t rank, bool reconnect) {
   if (!reconnect) {
@@ -195,7 +213,11 @@ void LocalJob::Run() {
   for (int round = 0; round < kMaxRounds; ++round) {
     bool rang = false;
     for (uint32_t w = 0; w < options_.workers; ++w) {
-      if (workers_[w].engine != nullptr) workers_[w].engine->Advance();
+      for (auto& [peer, frame] : mesh_->Take(w)) {
+        workers_[w].engine->OnMeshFrame(peer, frame);
+        rang = true;
+      }
+      workers_[w].engine->Advance();
     }
     for (const UniqueFd& doorbell : doorbells_) {
       eventfd_t count = 0;
@@ -291,11 +313,11 @@ uint64_t LocalJob::Step(uint32_t rank, uint32_t micro_steps, double lr,
   return Send(rank, request);
 }
 
-std::vector<float> LocalJob::Parameter(uint32_t parameter) const {
+std::vector<float> LocalJob::Parameter(uint32_t parameter, uint32_t island) const {
   const ParameterPlace& place = layout_->place(parameter);
   const Unit& unit = layout_->units()[place.unit];
   std::vector<float> values(place.elements);
-  ConvertElements(window_.data() + unit.window_offset + place.offset * SizeOf(unit.dtype), unit.dtype,
+  ConvertElements(windows_[island].data() + unit.window_offset + place.offset * SizeOf(unit.dtype), unit.dtype,
                   values.data(), DType::kFloat32, values.size());
   return values;
 }

@@ -17,6 +17,7 @@
 #include "device/cpu/thread_pool.h"
 #include "proto/internal.pb.h"
 #include "storage/layout.h"
+#include "tests/fakes/loopback_mesh.h"
 #include "worker/engine.h"
 #include "worker/job_memory.h"
 
@@ -27,6 +28,8 @@ struct LocalJobOptions {
   model::v1::EngineConfig config;  // world_size is the number of ranks
   uint32_t workers = 1;
   uint32_t lanes = 1;
+  // Every worker an island of its own, over a loopback mesh.
+  bool islands = false;
 };
 
 // A manifest of fp32-or-other parameters named p0, p1, ... with these element counts, one module each.
@@ -65,8 +68,11 @@ class LocalJob {
   // The process of worker `w` dies between two rounds; its successor recovers.
   void RestartWorker(uint32_t w);
 
-  // The parameter as fp32, from the window.
-  std::vector<float> Parameter(uint32_t parameter) const;
+  // All frames under way are lost and the mesh is set up again.
+  void BreakMesh();
+
+  // The parameter as fp32, from the window (of an island).
+  std::vector<float> Parameter(uint32_t parameter, uint32_t island = 0) const;
   // Raw bytes of all states in grain order, the same for every W: parameters, masters, optimizer states.
   std::string StateBytes();
 
@@ -89,14 +95,18 @@ class LocalJob {
     internal::v1::WorkerRegion::Kind kind;
     uint32_t index;
     uint32_t only_worker;  // kEvery: all
+    bool by_island;        // index is an island
     uint64_t bytes;
     UniqueFd fd;
   };
   static constexpr uint32_t kEvery = ~uint32_t{0};
 
-  void AddRegion(internal::v1::WorkerRegion::Kind kind, uint32_t index, uint64_t bytes,
-                 uint32_t only_worker = kEvery);
+  MappedRegion AddRegion(internal::v1::WorkerRegion::Kind kind, uint32_t index, uint64_t bytes,
+                         uint32_t only_worker = kEvery);
   void CreateRegions();
+  void CreateIsland(uint32_t island);
+  uint32_t islands() const { return options_.islands ? options_.workers : 1; }
+  uint32_t island_of(uint32_t worker) const { return options_.islands ? worker : 0; }
   void StartWorker(uint32_t w, bool recover);
   uint32_t home(uint32_t rank) const { return rank % options_.workers; }
 
@@ -106,7 +116,8 @@ class LocalJob {
   std::vector<UniqueFd> doorbells_;
   std::vector<MappedRegion> gradient_windows_;
   std::vector<MappedRegion> rank_pages_;
-  MappedRegion window_;
+  std::vector<MappedRegion> windows_;  // by island
+  std::unique_ptr<LoopbackMesh> mesh_;
   ManualClock clock_;
   std::unique_ptr<Output> output_;
   std::vector<Worker> workers_;

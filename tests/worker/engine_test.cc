@@ -37,13 +37,14 @@ struct Variant {
   uint32_t micro_steps = 1;
   uint64_t sub_group = 0;
   bool copy = false;
+  bool islands = false;
   bool ranks_first = true;
   model::v1::DType dtype = model::v1::DTYPE_BFLOAT16;
 };
 
 std::string Describe(const Variant& v) {
   return absl::StrCat("stage ", v.stage, " W ", v.workers, " R ", v.ranks, " A ", v.micro_steps, " sub ",
-                      v.sub_group, v.copy ? " copy" : "", " dtype ", static_cast<int>(v.dtype));
+                      v.sub_group, v.copy ? " copy" : "", v.islands ? " islands" : "", " dtype ", static_cast<int>(v.dtype));
 }
 
 LocalJobOptions Options(const Variant& v) {
@@ -55,7 +56,8 @@ LocalJobOptions Options(const Variant& v) {
   options.config.set_ranks_first(v.ranks_first);
   options.config.set_gradient_clipping(0.5);
   options.config.set_reduction_group(2);
-  if (v.copy) options.config.set_window(model::v1::WINDOW_COPY);
+  options.islands = v.islands;
+  if (v.copy || v.islands) options.config.set_window(model::v1::WINDOW_COPY);
   options.workers = v.workers;
   return options;
 }
@@ -102,6 +104,8 @@ TEST(EngineTest, TrainsBitIdenticallyWhateverTheStageAndTheNumberOfWorkers) {
             v.workers = workers;
             v.sub_group = workers * 256;
             ASSERT_TRUE(Train(v) == expected) << Describe(v);
+            v.islands = true;
+            ASSERT_TRUE(Train(v) == expected) << Describe(v);
           }
         }
         Variant v = reference;
@@ -129,30 +133,61 @@ TEST(EngineTest, StageOneAccumulatesEveryRankFirstUnlessToldOtherwise) {
   EXPECT_TRUE(Train(v) == Train(other)) << "with one micro-step there is one order";
 }
 
-TEST(EngineTest, ARestartedWorkerChangesNothing) {
-  const Variant v{.stage = 3, .workers = 2, .ranks = 2, .micro_steps = 3};
-  const std::string expected = Train(v);
+// Trains with a worker restarted (or the mesh broken) after every micro-step, before others have summed it.
+std::string TrainWithRestarts(const Variant& v) {
   LocalJob job(Options(v));
   job.PutParameters(RandomValues(kSizes, 1));
   for (uint32_t step = 0; step < 2; ++step) {
     for (uint32_t micro = 0; micro < v.micro_steps; ++micro) {
+      const uint32_t victim = micro % v.workers;
       for (uint32_t i = 0; i < v.ranks; ++i) {
         const uint32_t rank = (i + step) % v.ranks;
         job.ScatterAll(rank, micro, GradientsOf(step, micro, rank));
+        job.Run();
+        job.RestartWorker(victim);
+        for (uint32_t other = 0; other < v.ranks; ++other) {
+          if (other % v.workers == victim) job.Hello(other, /*reconnect=*/true);
+        }
+        job.Run();
       }
-      job.Run();
-      const uint32_t victim = micro % v.workers;
-      job.RestartWorker(victim);
-      for (uint32_t rank = 0; rank < v.ranks; ++rank) {
-        if (rank % v.workers == victim) job.Hello(rank, /*reconnect=*/true);
-      }
-      job.Run();
     }
-    for (uint32_t rank = 0; rank < v.ranks; ++rank) job.Step(rank, v.micro_steps, 0.01);
+    for (uint32_t rank = 0; rank < v.ranks; ++rank) {
+      job.Step(rank, v.micro_steps, 0.01);
+      if (rank + 1 < v.ranks) job.Run();
+      if (v.islands) job.BreakMesh();
+    }
     job.Run();
-    EXPECT_EQ(job.result(0).step, step + 1);
+    EXPECT_EQ(job.result(0).step, step + 1) << Describe(v);
   }
-  EXPECT_TRUE(job.StateBytes() == expected);
+  return job.StateBytes();
+}
+
+TEST(EngineTest, ARestartedWorkerChangesNothing) {
+  for (bool islands : {false, true}) {
+    for (uint32_t stage : {1u, 2u, 3u}) {
+      const Variant v{.stage = stage, .workers = 2, .ranks = 3, .micro_steps = 3, .islands = islands};
+      EXPECT_TRUE(TrainWithRestarts(v) == Train(v)) << Describe(v);
+    }
+  }
+}
+
+TEST(EngineTest, EveryIslandSeesAllParameters) {
+  for (uint32_t stage : {2u, 3u}) {
+    LocalJob job(Options({.stage = stage, .workers = 3, .ranks = 3, .islands = true}));
+    const Values values = RandomValues(kSizes, 1);
+    job.PutParameters(values);
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+      trainer::v1::SessionRequest request;
+      for (uint32_t unit = 0; unit < job.layout().units().size(); ++unit) request.mutable_gather()->add_units(unit);
+      const uint64_t id = job.Send(rank, request);
+      job.Run();
+      ASSERT_TRUE(job.Done(rank, id)) << "stage " << stage << " rank " << rank;
+      for (uint32_t p = 0; p < kSizes.size(); ++p) {
+        const std::vector<float> got = job.Parameter(p, rank);
+        for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], values[p][i], 0.01) << p << " " << i;
+      }
+    }
+  }
 }
 
 TEST(EngineTest, ADeadRanksSuccessorReplaysTheStepInFlight) {

@@ -1,0 +1,306 @@
+#include "transport/gloo_mesh.h"
+
+#include <gloo/rendezvous/context.h>
+#include <gloo/rendezvous/prefix_store.h>
+#include <gloo/rendezvous/store.h>
+#include <gloo/transport/tcp/device.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "base/log.h"
+#include "base/status.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr uint64_t kHeaderSlot = 1;
+constexpr uint64_t kPayloadSlot = 2;
+// Channels wait for the next frame for as long as it takes; deadlines are the users'.
+constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 365);
+constexpr absl::Duration kRetryDelay = absl::Milliseconds(50);
+constexpr uint64_t kMaxEpochs = 1'000'000;
+
+struct Header {
+  uint32_t kind;
+  uint32_t index;
+  uint64_t tag;
+  uint64_t value;
+  uint64_t payload_bytes;
+};
+
+// Gloo's view of a RendezvousStore; errors become exceptions, as Gloo expects.
+class StoreAdapter final : public gloo::rendezvous::Store {
+ public:
+  StoreAdapter(RendezvousStore& store, absl::Duration timeout) : store_(store), timeout_(timeout) {}
+
+  void set(const std::string& key, const std::vector<char>& data) override {
+    Check(store_.Set(key, std::string(data.begin(), data.end())));
+  }
+  std::vector<char> get(const std::string& key) override {
+    absl::StatusOr<std::string> value = store_.Get(key, timeout_);
+    Check(value.status());
+    return {value->begin(), value->end()};
+  }
+  void wait(const std::vector<std::string>& keys) override {
+    for (const std::string& key : keys) Check(store_.Get(key, timeout_).status());
+  }
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds&) override {
+    wait(keys);
+  }
+
+ private:
+  static void Check(const absl::Status& status) {
+    if (!status.ok()) throw std::runtime_error(std::string(status.message()));
+  }
+  RendezvousStore& store_;
+  const absl::Duration timeout_;
+};
+
+// The channels of one epoch. Threads end when a channel fails or Close is called.
+class Connection {
+ public:
+  Connection(std::shared_ptr<gloo::rendezvous::Context> context, uint32_t worker, uint32_t workers,
+             MeshObserver& observer, absl::Mutex& observer_mu)
+      : context_(std::move(context)), observer_(observer), observer_mu_(observer_mu) {
+    for (uint32_t peer = 0; peer < workers; ++peer) {
+      channels_.push_back(peer == worker ? nullptr : std::make_unique<Channel>());
+    }
+  }
+  ~Connection() { Close(); }
+
+  void Start() {
+    for (uint32_t peer = 0; peer < channels_.size(); ++peer) {
+      if (channels_[peer] == nullptr) continue;
+      channels_[peer]->sender = std::thread([this, peer] { Guard(peer, [&] { SendLoop(peer); }); });
+      channels_[peer]->receiver = std::thread([this, peer] { Guard(peer, [&] { ReceiveLoop(peer); }); });
+    }
+  }
+
+  void Send(uint32_t peer, Frame frame) {
+    Channel& channel = *channels_[peer];
+    absl::MutexLock lock(&channel.mu);
+    channel.queue.push_back(std::move(frame));
+  }
+
+  absl::Status AwaitFailure() {
+    absl::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(
+        +[](absl::Status* failure) { return !failure->ok(); }, &failure_));
+    return failure_;
+  }
+
+  void Fail(const absl::Status& status) {
+    absl::MutexLock lock(&mu_);
+    KeepFirstError(failure_, status);
+  }
+
+  void Close() {
+    if (closed_.exchange(true)) return;
+    for (auto& channel : channels_) {
+      if (channel == nullptr) continue;
+      absl::MutexLock lock(&channel->mu);
+      channel->closing = true;
+    }
+    context_->closeConnections();
+    for (auto& channel : channels_) {
+      if (channel == nullptr) continue;
+      channel->sender.join();
+      channel->receiver.join();
+    }
+  }
+
+ private:
+  struct Channel {
+    absl::Mutex mu;
+    std::deque<Frame> queue ABSL_GUARDED_BY(mu);
+    bool closing ABSL_GUARDED_BY(mu) = false;
+    std::thread sender;
+    std::thread receiver;
+
+    bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) { return closing || !queue.empty(); }
+  };
+
+  template <typename Loop>
+  void Guard(uint32_t peer, Loop&& loop) {
+    try {
+      loop();
+    } catch (const std::exception& error) {
+      Fail(absl::UnavailableError(absl::StrCat("channel to worker ", peer, ": ", error.what())));
+    }
+  }
+
+  void SendLoop(uint32_t peer) {
+    Channel& channel = *channels_[peer];
+    while (true) {
+      Frame frame;
+      {
+        absl::MutexLock lock(&channel.mu);
+        channel.mu.Await(absl::Condition(&channel, &Channel::HasWork));
+        if (channel.closing) return;
+        frame = std::move(channel.queue.front());
+        channel.queue.pop_front();
+      }
+      Header header{frame.kind, frame.index, frame.tag, frame.value, frame.payload.size()};
+      SendBytes(peer, kHeaderSlot, &header, sizeof(header));
+      if (!frame.payload.empty()) SendBytes(peer, kPayloadSlot, frame.payload.data(), frame.payload.size());
+    }
+  }
+
+  void SendBytes(uint32_t peer, uint64_t slot, void* data, size_t bytes) {
+    auto buffer = context_->createUnboundBuffer(data, bytes);
+    buffer->send(static_cast<int>(peer), slot);
+    if (!buffer->waitSend(kForever)) throw std::runtime_error("send aborted");
+  }
+
+  void ReceiveLoop(uint32_t peer) {
+    while (true) {
+      Header header;
+      ReceiveBytes(peer, kHeaderSlot, &header, sizeof(header));
+      if (header.payload_bytes > kMaxFramePayload) throw std::runtime_error("a frame of absurd length");
+      Frame frame{header.kind, header.index, header.tag, header.value, {}};
+      frame.payload.resize(header.payload_bytes);
+      if (!frame.payload.empty()) ReceiveBytes(peer, kPayloadSlot, frame.payload.data(), frame.payload.size());
+      absl::MutexLock lock(&observer_mu_);
+      observer_.OnFrame(peer, std::move(frame));
+    }
+  }
+
+  void ReceiveBytes(uint32_t peer, uint64_t slot, void* data, size_t bytes) {
+    auto buffer = context_->createUnboundBuffer(data, bytes);
+    buffer->recv(static_cast<int>(peer), slot);
+    if (!buffer->waitRecv(kForever)) throw std::runtime_error("receive aborted");
+  }
+
+  const std::shared_ptr<gloo::rendezvous::Context> context_;
+  MeshObserver& observer_;
+  absl::Mutex& observer_mu_;
+  std::vector<std::unique_ptr<Channel>> channels_;  // by peer; null for this worker
+  std::atomic<bool> closed_{false};
+  absl::Mutex mu_;
+  absl::Status failure_ ABSL_GUARDED_BY(mu_);
+};
+
+class GlooMesh final : public Mesh {
+ public:
+  GlooMesh(const GlooMeshOptions& options, std::shared_ptr<gloo::transport::Device> device,
+           RendezvousStore& store, MeshObserver& observer)
+      : options_(options), device_(std::move(device)), store_(store), observer_(observer) {
+    keeper_ = std::thread([this] { KeepConnected(); });
+  }
+
+  ~GlooMesh() override {
+    stopping_.store(true);
+    {
+      absl::MutexLock lock(&mu_);
+      if (connection_ != nullptr) connection_->Fail(absl::CancelledError("the mesh ends"));
+    }
+    keeper_.join();
+  }
+
+  void Send(uint32_t peer, Frame frame) override {
+    absl::MutexLock lock(&mu_);
+    if (connection_ != nullptr) connection_->Send(peer, std::move(frame));
+  }
+
+ private:
+  void KeepConnected() {
+    uint64_t epoch = FirstUnusedEpoch();
+    while (!stopping_.load()) {
+      absl::StatusOr<std::shared_ptr<gloo::rendezvous::Context>> context = Connect(epoch);
+      if (!context.ok()) {
+        LogWarn(absl::StrCat("mesh not connected epoch=", epoch, " error=\"", context.status().message(), "\""));
+        ++epoch;
+        absl::SleepFor(kRetryDelay);
+        continue;
+      }
+      Serve(epoch, *std::move(context));
+      ++epoch;
+    }
+  }
+
+  void Serve(uint64_t epoch, std::shared_ptr<gloo::rendezvous::Context> context) {
+    auto connection = std::make_shared<Connection>(std::move(context), options_.worker, options_.workers,
+                                                   observer_, observer_mu_);
+    {
+      absl::MutexLock lock(&mu_);
+      connection_ = connection;
+    }
+    {
+      // Before any frame of this epoch.
+      absl::MutexLock lock(&observer_mu_);
+      observer_.OnConnected(epoch);
+    }
+    connection->Start();
+    if (stopping_.load()) connection->Fail(absl::CancelledError("the mesh ends"));
+    const absl::Status reason = connection->AwaitFailure();
+    {
+      absl::MutexLock lock(&mu_);
+      connection_ = nullptr;
+    }
+    connection->Close();
+    if (stopping_.load()) return;
+    LogWarn(absl::StrCat("mesh lost epoch=", epoch, " error=\"", reason.message(), "\""));
+    absl::MutexLock lock(&observer_mu_);
+    observer_.OnDisconnected(reason);
+  }
+
+  uint64_t FirstUnusedEpoch() {
+    for (uint64_t epoch = 1; epoch < kMaxEpochs; ++epoch) {
+      const std::string key = absl::StrCat("mesh/", epoch, "/", options_.worker);
+      if (!store_.Get(key, absl::ZeroDuration()).ok()) return epoch;
+    }
+    return kMaxEpochs;
+  }
+
+  absl::StatusOr<std::shared_ptr<gloo::rendezvous::Context>> Connect(uint64_t epoch) {
+    try {
+      StoreAdapter adapter(store_, options_.connect_timeout);
+      gloo::rendezvous::PrefixStore store(absl::StrCat("mesh/", epoch), adapter);
+      auto context = std::make_shared<gloo::rendezvous::Context>(static_cast<int>(options_.worker),
+                                                                 static_cast<int>(options_.workers));
+      context->setTimeout(absl::ToChronoMilliseconds(options_.connect_timeout));
+      context->connectFullMesh(store, device_);
+      return context;
+    } catch (const std::exception& error) {
+      return absl::UnavailableError(error.what());
+    }
+  }
+
+  const GlooMeshOptions options_;
+  std::shared_ptr<gloo::transport::Device> device_;
+  RendezvousStore& store_;
+  MeshObserver& observer_;
+  absl::Mutex observer_mu_;  // one call of the observer at a time
+  std::atomic<bool> stopping_{false};
+  absl::Mutex mu_;
+  std::shared_ptr<Connection> connection_ ABSL_GUARDED_BY(mu_);
+  std::thread keeper_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Mesh>> CreateGlooMesh(const GlooMeshOptions& options,
+                                                     RendezvousStore& store,
+                                                     MeshObserver& observer) {
+  try {
+    gloo::transport::tcp::attr attributes;
+    attributes.hostname = options.address;
+    auto device = gloo::transport::tcp::CreateDevice(attributes);
+    return std::make_unique<GlooMesh>(options, std::move(device), store, observer);
+  } catch (const std::exception& error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Gloo cannot bind to ", options.address, ": ", error.what()));
+  }
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,320 @@
+#include "worker/bridge.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "worker/bridge_frames.h"
+#include "worker/reduce_kernel.h"
+
+namespace zeroshard {
+namespace {
+
+Frame MakeFrame(BridgeFrame kind, uint32_t index, uint64_t tag, uint64_t value = 0) {
+  return {static_cast<uint32_t>(kind), index, tag, value, {}};
+}
+
+// Marks the value as sent; whether it was not before.
+bool Update(uint64_t& sent, uint64_t now) { return std::exchange(sent, now) != now; }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Bridge>> Bridge::Create(EngineContext& context, const Shard& shard,
+                                                       Mesh& mesh, LocalInput local_input) {
+  std::unique_ptr<Bridge> bridge(new Bridge(context, shard, mesh, std::move(local_input)));
+  ZS_RETURN_IF_ERROR(bridge->PlanSums());
+  bridge->OnConnected();
+  return bridge;
+}
+
+Bridge::Bridge(EngineContext& context, const Shard& shard, Mesh& mesh, LocalInput local_input)
+    : context_(context), shard_(shard), mesh_(mesh), local_input_(std::move(local_input)) {}
+
+absl::Status Bridge::PlanSums() {
+  const JobMemory& memory = context_.memory();
+  ZS_ASSIGN_OR_RETURN(const ReductionTree tree,
+                      ReductionTree::Create(memory.ranks(), std::max(1u, memory.config().reduction_group())));
+  ranks_of_.resize(memory.workers());
+  for (uint32_t rank = 0; rank < memory.ranks(); ++rank) {
+    ranks_of_[memory.start().ranks(rank).home_worker()].push_back(rank);
+  }
+  std::vector<TreeNode> all;
+  for (uint32_t rank : ranks_of_[context_.me()]) all.push_back({rank, rank + 1});
+  for (uint32_t worker = 0; worker < memory.workers(); ++worker) {
+    ZS_ASSIGN_OR_RETURN(nodes_.emplace_back(), tree.Cover(ranks_of_[worker]));
+    if (worker != context_.me()) all.insert(all.end(), nodes_[worker].begin(), nodes_[worker].end());
+  }
+  ZS_ASSIGN_OR_RETURN(plan_, tree.Plan(tree.root(), all));
+  for (const TreeNode& node : nodes_[context_.me()]) {
+    std::vector<TreeNode> leaves;
+    for (uint32_t rank = node.begin; rank < node.end; ++rank) leaves.push_back({rank, rank + 1});
+    ZS_ASSIGN_OR_RETURN(node_plans_.emplace_back(), tree.Plan(node, leaves));
+  }
+  return absl::OkStatus();
+}
+
+void Bridge::OnConnected() {
+  const size_t units = context_.layout().units().size();
+  const uint32_t ranks = context_.memory().ranks();
+  Sent nothing;
+  nothing.partial.resize(units);
+  nothing.merged.resize(units);
+  nothing.pulled.resize(units);
+  nothing.initialized.resize(units);
+  nothing.order.resize(ranks);
+  nothing.arrival.resize(ranks);
+  nothing.put.resize(ranks);
+  sent_.assign(context_.memory().workers(), nothing);
+}
+
+void Bridge::Post(uint32_t peer, Frame frame) {
+  context_.counters().wire_bytes += sizeof(uint64_t) * 4 + frame.payload.size();
+  mesh_.Send(peer, std::move(frame));
+}
+
+bool Bridge::Advance() {
+  const uint64_t attempt = context_.board().attempt();
+  if (attempt != attempt_) {
+    attempt_ = attempt;
+    std::erase_if(partials_, [&](const auto& entry) { return AttemptOf(entry.first.second) < attempt; });
+    for (auto& [peer, frame] : std::exchange(early_, {})) OnFrame(peer, frame);
+  }
+  bool progress = false;
+  for (uint32_t peer = 0; peer < context_.memory().workers(); ++peer) {
+    if (peer == context_.me()) continue;
+    for (uint32_t rank : ranks_of_[context_.me()]) {
+      progress |= SendPut(peer, rank);
+      progress |= SendOrder(peer, rank);
+    }
+    for (uint32_t unit = 0; unit < context_.layout().units().size(); ++unit) {
+      progress |= SendUnitMarks(peer, unit);
+      progress |= SendPartial(peer, unit);
+    }
+    for (uint32_t rank : ranks_of_[context_.me()]) progress |= SendArrival(peer, rank);
+    progress |= SendWorkerMarks(peer);
+  }
+  return progress;
+}
+
+bool Bridge::SendOrder(uint32_t peer, uint32_t rank) {
+  const RankSlot& slot = context_.board().rank(rank);
+  const uint64_t end = slot.order_end.load(std::memory_order_acquire);
+  uint64_t& sent = sent_[peer].order[rank];
+  if (sent == end || end >> 32 != (attempt_ & 0xffffffff)) return false;
+  const uint64_t last = end & 0xffffffff;
+  uint64_t first = sent >> 32 == end >> 32 ? std::min(sent & 0xffffffff, last) : 0;
+  if (last > kOrderRing) first = std::max(first, last - kOrderRing);
+  Frame frame = MakeFrame(BridgeFrame::kOrder, rank, attempt_, first);
+  ByteWriter writer;
+  for (uint64_t index = first; index < last; ++index) {
+    writer.Value(static_cast<uint32_t>(slot.order[index % kOrderRing].load() & 0xffffff));
+  }
+  frame.payload = writer.Take();
+  sent = end;
+  Post(peer, std::move(frame));
+  return true;
+}
+
+bool Bridge::SendArrival(uint32_t peer, uint32_t rank) {
+  const RankSlot& slot = context_.board().rank(rank);
+  const uint64_t arrival = slot.arrival.load(std::memory_order_acquire);
+  if (arrival != attempt_ || !Update(sent_[peer].arrival[rank], arrival)) return false;
+  Frame frame = MakeFrame(BridgeFrame::kArrival, rank, arrival);
+  ByteWriter writer;
+  writer.Value(slot.input);
+  writer.Bytes(context_.memory().user_states().Read(rank, arrival));
+  frame.payload = writer.Take();
+  Post(peer, std::move(frame));
+  return true;
+}
+
+bool Bridge::SendPut(uint32_t peer, uint32_t rank) {
+  const Board& board = context_.board();
+  const RankSlot& slot = board.rank(rank);
+  const uint64_t tag = slot.put_tag.load(std::memory_order_acquire);
+  if (board.put_done(peer, rank).load() >= tag || !Update(sent_[peer].put[rank], tag)) return false;
+  const uint64_t bytes = slot.put_elements * SizeOf(context_.layout().units()[slot.put_unit].dtype);
+  Frame frame = MakeFrame(BridgeFrame::kPut, rank, tag, slot.put_unit);
+  ByteWriter writer;
+  writer.Value(slot.put_offset);
+  writer.Value(slot.put_elements);
+  writer.Bytes({context_.memory().gradient_window(rank).data() + slot.put_window_offset, bytes});
+  frame.payload = writer.Take();
+  Post(peer, std::move(frame));
+  return true;
+}
+
+bool Bridge::SendPartial(uint32_t peer, uint32_t unit) {
+  // Nobody expects anything of an island without ranks.
+  if (!context_.memory().plan().unit(unit).has_optimizer || ranks_of_[context_.me()].empty()) return false;
+  const Tag done = context_.board().merged(peer, unit).tag.load(std::memory_order_acquire);
+  Tag& sent = sent_[peer].partial[unit];
+  Tag tag = std::max(AttemptOf(done) == attempt_ ? done + 1 : MakeTag(attempt_, 0), sent + 1);
+  if (context_.memory().has_local_accumulators()) {
+    // One sum a step, over all micro-steps; which is the last one the own ranks' arrival tells.
+    const RankSlot& first = context_.board().rank(ranks_of_[context_.me()][0]);
+    if (AttemptOf(done) == attempt_ || AttemptOf(sent) == attempt_ || first.arrival.load() != attempt_) {
+      return false;
+    }
+    tag = MakeTag(attempt_, first.input.micro_steps - 1);
+  }
+  std::vector<std::optional<GradientInput>> inputs;
+  for (uint32_t rank : ranks_of_[context_.me()]) {
+    inputs.push_back(local_input_(rank, unit, tag));
+    if (!inputs.back().has_value()) return false;
+  }
+  sent = tag;
+  Frame frame = MakeFrame(BridgeFrame::kPartial, unit, tag);
+  frame.payload = EncodePartials(unit, peer, inputs);
+  Post(peer, std::move(frame));
+  return true;
+}
+
+// A node of one rank travels as it is; others as fp32 sums. Only the receiver's slice.
+std::vector<std::byte> Bridge::EncodePartials(
+    uint32_t unit, uint32_t peer, const std::vector<std::optional<GradientInput>>& inputs) const {
+  const Layout& layout = context_.layout();
+  const GrainRange slice = context_.memory().config().stage() == 0
+                               ? GrainRange{0, layout.units()[unit].grains}
+                               : layout.slice(unit, peer);
+  const uint64_t first = slice.first_element();
+  ByteWriter writer;
+  size_t next = 0;
+  for (size_t n = 0; n < nodes_[context_.me()].size(); ++n) {
+    const TreeNode& node = nodes_[context_.me()][n];
+    std::vector<GradientInput> leaves;
+    for (uint32_t rank = node.begin; rank < node.end; ++rank) leaves.push_back(*inputs[next++]);
+    Presence present = {};
+    for (const GradientInput& leaf : leaves) {
+      if (leaf.data == nullptr) continue;
+      for (uint32_t word = 0; word < kPresenceWords; ++word) present[word] |= leaf.present[word];
+    }
+    const bool single = leaves.size() == 1;
+    const bool any = present != Presence{};
+    const DType dtype = single ? leaves[0].dtype : DType::kFloat32;
+    writer.Value(static_cast<uint8_t>(any));
+    writer.Value(static_cast<uint8_t>(dtype));
+    writer.Value(single ? leaves[0].weight : 1.0f);
+    writer.Value(present);
+    if (!any) continue;
+    if (single) {
+      writer.Bytes({leaves[0].data + first * SizeOf(dtype), slice.elements() * SizeOf(dtype)});
+      continue;
+    }
+    std::byte* sums = writer.Extend(slice.elements() * sizeof(float));
+    const AccumulateJob job{.unit = unit, .tag = 0, .plan = &node_plans_[n], .inputs = leaves, .before = {}};
+    SumInputs(layout, job, slice, reinterpret_cast<float*>(sums) - first);
+  }
+  return writer.Take();
+}
+
+bool Bridge::SendUnitMarks(uint32_t peer, uint32_t unit) {
+  const Board& board = context_.board();
+  Sent& sent = sent_[peer];
+  bool progress = false;
+  const Tag merged = board.merged(context_.me(), unit).tag.load(std::memory_order_acquire);
+  if (merged != 0 && Update(sent.merged[unit], merged)) {
+    Post(peer, MakeFrame(BridgeFrame::kMerged, unit, merged));
+    progress = true;
+  }
+  if (sent.initialized[unit] == 0 && board.initialized(context_.me(), unit).load() != 0) {
+    sent.initialized[unit] = 1;
+    Post(peer, MakeFrame(BridgeFrame::kInitialized, unit, 0));
+    progress = true;
+  }
+  if (context_.memory().plan().unit(unit).resident) return progress;
+  const uint64_t epoch = board.wanted(unit).load();
+  if (epoch != 0 && board.fill(peer, unit).load() != epoch && Update(sent.pulled[unit], epoch)) {
+    Post(peer, MakeFrame(BridgeFrame::kPull, unit, 0, epoch));
+    progress = true;
+  }
+  return progress;
+}
+
+bool Bridge::SendWorkerMarks(uint32_t peer) {
+  const Board& board = context_.board();
+  const WorkerSlot& mine = board.worker(context_.me());
+  Sent& sent = sent_[peer];
+  bool progress = false;
+  const uint64_t ready = mine.ready.load(std::memory_order_acquire);
+  if (ready == attempt_ && Update(sent.ready, ready)) {
+    Frame frame = MakeFrame(BridgeFrame::kReady, 0, ready);
+    frame.payload.assign(mine.norm, mine.norm + sizeof(mine.norm));
+    Post(peer, std::move(frame));
+    progress = true;
+  }
+  const Decision& decision = board.header().decision;
+  const uint64_t decided = decision.attempt.load(std::memory_order_acquire);
+  if (context_.is_leader() && decided != 0 && decided + 1 >= attempt_ && Update(sent.decision, decided)) {
+    Frame frame = MakeFrame(BridgeFrame::kDecision, 0, decided);
+    const auto* bytes = reinterpret_cast<const std::byte*>(&decision.skip);
+    frame.payload.assign(bytes, reinterpret_cast<const std::byte*>(&decision + 1));
+    Post(peer, std::move(frame));
+    progress = true;
+  }
+  const uint64_t applied = mine.applied.load(std::memory_order_acquire);
+  if (applied != 0 && applied + 1 >= attempt_ && Update(sent.applied, applied)) {
+    // First the new parameters, then the word that they are complete.
+    PushShards(peer);
+    Post(peer, MakeFrame(BridgeFrame::kApplied, 0, applied));
+    progress = true;
+  }
+  const uint64_t poisoned = board.header().poisoned.load(std::memory_order_acquire);
+  if (poisoned != 0 && Update(sent.poisoned, poisoned)) {
+    Frame frame = MakeFrame(BridgeFrame::kPoison, 0, 0, poisoned & 0xff);
+    const std::string text(context_.poison().message());
+    const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
+    frame.payload.assign(bytes, bytes + text.size());
+    Post(peer, std::move(frame));
+    progress = true;
+  }
+  return progress;
+}
+
+void Bridge::PushShards(uint32_t peer) {
+  for (uint32_t unit = 0; unit < context_.layout().units().size(); ++unit) {
+    const UnitPlan& plan = context_.memory().plan().unit(unit);
+    if (plan.resident && plan.has_optimizer && plan.shard.size() > 0) SendShard(peer, unit, 0);
+  }
+}
+
+void Bridge::SendShard(uint32_t peer, uint32_t unit, uint64_t epoch) {
+  const GrainRange shard = context_.memory().plan().unit(unit).shard;
+  const uint64_t element_bytes = SizeOf(context_.layout().units()[unit].dtype);
+  const std::byte* data =
+      context_.memory().parameters_at_rest(unit) + shard.first_element() * element_bytes;
+  Frame frame = MakeFrame(BridgeFrame::kShard, unit, 0, epoch);
+  frame.payload.assign(data, data + shard.elements() * element_bytes);
+  Post(peer, std::move(frame));
+}
+
+std::optional<std::vector<GradientInput>> Bridge::Inputs(uint32_t unit, Tag tag) {
+  std::vector<GradientInput> inputs;
+  for (uint32_t rank : ranks_of_[context_.me()]) {
+    const std::optional<GradientInput> input = local_input_(rank, unit, tag);
+    if (!input.has_value()) return std::nullopt;
+    inputs.push_back(*input);
+  }
+  const auto received = partials_.find({unit, tag});
+  for (uint32_t peer = 0; peer < context_.memory().workers(); ++peer) {
+    if (peer == context_.me() || nodes_[peer].empty()) continue;
+    if (received == partials_.end() || !received->second.contains(peer)) return std::nullopt;
+    const uint64_t first = context_.memory().plan().unit(unit).slice.first_element();
+    for (const Partial& partial : received->second.at(peer)) {
+      GradientInput input;
+      if (partial.any) input.data = partial.data.data() - first * SizeOf(partial.dtype);
+      input.dtype = partial.dtype;
+      input.weight = partial.weight;
+      input.present = partial.present;
+      inputs.push_back(input);
+    }
+  }
+  return inputs;
+}
+
+void Bridge::Forget(uint32_t unit, Tag tag) { partials_.erase({unit, tag}); }
+
+}  // namespace zeroshard

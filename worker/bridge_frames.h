@@ -1,0 +1,83 @@
+// The frames between bridges (worker/bridge.h) and the bytes inside them. Workers of one job run one build,
+// which the rendezvous checks, so plain structs travel as they are. docs/bridge.md.
+#ifndef ZEROSHARD_WORKER_BRIDGE_FRAMES_H_
+#define ZEROSHARD_WORKER_BRIDGE_FRAMES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "transport/mesh.h"
+
+namespace zeroshard {
+
+enum class BridgeFrame : uint32_t {
+  kOrder = 1,        // index: rank, tag: attempt, value: first index; payload: units
+  kArrival = 2,      // index: rank, tag: attempt; payload: StepInput
+  kPut = 3,          // index: rank, tag: put tag, value: unit; payload: offset, elements, values
+  kPutDone = 4,      // index: rank, tag: put tag
+  kPartial = 5,      // index: unit, tag: Tag; payload: partial sums
+  kMerged = 6,       // index: unit, tag: Tag
+  kInitialized = 7,  // index: unit
+  kPull = 8,         // index: unit, value: epoch
+  kShard = 9,        // index: unit, value: epoch (0: resident); payload: the sender's shard
+  kReady = 10,       // tag: attempt; payload: ExactSum
+  kApplied = 11,     // tag: attempt
+  kDecision = 12,    // tag: attempt; payload: DecisionBytes
+  kPoison = 13,      // value: status code; payload: text
+};
+
+// Appends the bytes of plain values.
+class ByteWriter {
+ public:
+  template <typename T>
+  void Value(const T& value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    Bytes({reinterpret_cast<const std::byte*>(&value), sizeof(T)});
+  }
+  void Bytes(std::span<const std::byte> bytes) { out_.insert(out_.end(), bytes.begin(), bytes.end()); }
+  // Room for bytes that the caller fills.
+  std::byte* Extend(size_t bytes) {
+    out_.resize(out_.size() + bytes);
+    return out_.data() + out_.size() - bytes;
+  }
+  std::vector<std::byte> Take() { return std::move(out_); }
+
+ private:
+  std::vector<std::byte> out_;
+};
+
+// Reads them back; a short read makes every later one fail.
+class ByteReader {
+ public:
+  explicit ByteReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  template <typename T>
+  bool Value(T& value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    const std::span<const std::byte> bytes = Bytes(sizeof(T));
+    if (bytes.size() != sizeof(T)) return false;
+    std::memcpy(&value, bytes.data(), sizeof(T));
+    return true;
+  }
+  // Empty when fewer are left.
+  std::span<const std::byte> Bytes(size_t count) {
+    if (count > bytes_.size()) {
+      bytes_ = {};
+      return {};
+    }
+    const std::span<const std::byte> result = bytes_.first(count);
+    bytes_ = bytes_.subspan(count);
+    return result;
+  }
+  size_t left() const { return bytes_.size(); }
+
+ private:
+  std::span<const std::byte> bytes_;
+};
+
+}  // namespace zeroshard
+
+#endif  // ZEROSHARD_WORKER_BRIDGE_FRAMES_H_

@@ -1,0 +1,176 @@
+// The part of Bridge that writes what other workers sent into this island's board.
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "worker/bridge.h"
+#include "worker/bridge_frames.h"
+
+namespace zeroshard {
+
+void Bridge::OnFrame(uint32_t peer, const Frame& frame) {
+  const size_t units = context_.layout().units().size();
+  const uint32_t ranks = context_.memory().ranks();
+  const Board& board = context_.board();
+  switch (static_cast<BridgeFrame>(frame.kind)) {
+    case BridgeFrame::kOrder:
+    case BridgeFrame::kArrival:
+      if (frame.index >= ranks || is_mine(frame.index)) break;
+      if (IsAhead(frame.tag)) {
+        early_.emplace_back(peer, frame);
+      } else if (frame.tag == board.attempt()) {
+        static_cast<BridgeFrame>(frame.kind) == BridgeFrame::kOrder ? OnOrder(frame) : OnArrival(frame);
+      }
+      return;
+    case BridgeFrame::kPut:
+      if (frame.index < ranks && frame.value < units) OnPut(peer, frame);
+      return;
+    case BridgeFrame::kPutDone:
+      if (frame.index < ranks) board.put_done(peer, frame.index).store(frame.tag);
+      return;
+    case BridgeFrame::kPartial:
+      if (frame.index < units) OnPartial(peer, frame);
+      return;
+    case BridgeFrame::kMerged:
+      if (frame.index < units) board.merged(peer, frame.index).tag.store(frame.tag, std::memory_order_release);
+      return;
+    case BridgeFrame::kInitialized:
+      if (frame.index < units) board.initialized(peer, frame.index).store(1);
+      return;
+    case BridgeFrame::kPull:
+      if (frame.index < units) SendShard(peer, frame.index, frame.value);
+      return;
+    case BridgeFrame::kShard:
+      if (frame.index < units) OnShard(peer, frame);
+      return;
+    case BridgeFrame::kReady:
+    case BridgeFrame::kApplied:
+    case BridgeFrame::kDecision:
+      if (IsAhead(frame.tag)) {
+        early_.emplace_back(peer, frame);
+      } else if (static_cast<BridgeFrame>(frame.kind) == BridgeFrame::kDecision) {
+        OnDecision(frame);
+      } else {
+        OnWorkerMark(peer, frame);
+      }
+      return;
+    case BridgeFrame::kPoison:
+      context_.Poison(absl::Status(
+          static_cast<absl::StatusCode>(frame.value),
+          {reinterpret_cast<const char*>(frame.payload.data()), frame.payload.size()}));
+      return;
+  }
+  LogWarn(absl::StrCat("frame dropped kind=", frame.kind, " index=", frame.index, " peer=", peer));
+}
+
+void Bridge::OnOrder(const Frame& frame) {
+  RankSlot& slot = context_.board().rank(frame.index);
+  ByteReader reader(frame.payload);
+  uint64_t index = frame.value;
+  for (uint32_t unit = 0; reader.left() > 0 && reader.Value(unit); ++index) {
+    slot.order[index % kOrderRing].store(OrderEntry(frame.tag, index, unit));
+    context_.CompareOrder(frame.index, frame.tag, index, unit);
+  }
+  slot.order_end.store(frame.tag << 32 | (index & 0xffffffff), std::memory_order_release);
+}
+
+void Bridge::OnArrival(const Frame& frame) {
+  RankSlot& slot = context_.board().rank(frame.index);
+  ByteReader reader(frame.payload);
+  if (!reader.Value(slot.input)) return;
+  const absl::Status status = context_.memory().user_states().Write(
+      frame.index, frame.tag, context_.board().committed_attempt(), reader.Bytes(reader.left()));
+  if (!status.ok()) LogWarn(absl::StrCat("user_state not mirrored error=\"", status.message(), "\""));
+  slot.arrival.store(frame.tag, std::memory_order_release);
+  for (std::atomic<uint64_t>& word : context_.board().dirty(context_.me())) word.store(~uint64_t{0});
+}
+
+void Bridge::OnPut(uint32_t peer, const Frame& frame) {
+  const auto unit = static_cast<uint32_t>(frame.value);
+  const Unit& layout_unit = context_.layout().units()[unit];
+  ByteReader reader(frame.payload);
+  uint64_t offset = 0;
+  uint64_t elements = 0;
+  if (!reader.Value(offset) || !reader.Value(elements) || offset > layout_unit.elements() ||
+      elements > layout_unit.elements() - offset ||
+      reader.left() != elements * SizeOf(layout_unit.dtype)) {
+    LogWarn(absl::StrCat("put dropped unit=", unit, " peer=", peer));
+    return;
+  }
+  const std::span<const std::byte> values = reader.Bytes(reader.left());
+  if (shard_.Put(unit, offset, elements, values.data())) {
+    context_.board().initialized(context_.me(), unit).store(1);
+  }
+  context_.board().fill(context_.me(), unit).store(0);
+  Post(peer, {static_cast<uint32_t>(BridgeFrame::kPutDone), frame.index, frame.tag, 0, {}});
+}
+
+void Bridge::OnPartial(uint32_t peer, const Frame& frame) {
+  const Board& board = context_.board();
+  if (board.merged(context_.me(), frame.index).tag.load() >= frame.tag || AttemptOf(frame.tag) < board.attempt()) {
+    return;
+  }
+  const UnitPlan& plan = context_.memory().plan().unit(frame.index);
+  ByteReader reader(frame.payload);
+  std::vector<Partial> partials(nodes_[peer].size());
+  for (Partial& partial : partials) {
+    uint8_t any = 0;
+    uint8_t dtype = 0;
+    if (!reader.Value(any) || !reader.Value(dtype) || !reader.Value(partial.weight) ||
+        !reader.Value(partial.present) || !IsValidDType(dtype)) {
+      LogWarn(absl::StrCat("partial sum dropped unit=", frame.index, " peer=", peer));
+      return;
+    }
+    partial.any = any != 0;
+    partial.dtype = static_cast<DType>(dtype);
+    if (!partial.any) continue;
+    const std::span<const std::byte> bytes = reader.Bytes(plan.slice.elements() * SizeOf(partial.dtype));
+    partial.data.assign(bytes.begin(), bytes.end());
+  }
+  partials_[{frame.index, frame.tag}][peer] = std::move(partials);
+  board.dirty(context_.me())[frame.index / 64].fetch_or(uint64_t{1} << (frame.index % 64));
+}
+
+void Bridge::OnShard(uint32_t peer, const Frame& frame) {
+  const Unit& unit = context_.layout().units()[frame.index];
+  const GrainRange shard = context_.layout().slice(frame.index, peer);
+  const uint64_t element_bytes = SizeOf(unit.dtype);
+  if (frame.payload.size() != shard.elements() * element_bytes) {
+    LogWarn(absl::StrCat("shard dropped unit=", frame.index, " peer=", peer));
+    return;
+  }
+  const Board& board = context_.board();
+  if (frame.value != 0) {
+    // A pull; what it was asked for may have passed.
+    if (board.wanted(frame.index).load() != frame.value || board.evicting(frame.index).load() != 0) return;
+  }
+  std::memcpy(context_.memory().unit_window(frame.index) + shard.first_element() * element_bytes,
+              frame.payload.data(), frame.payload.size());
+  if (frame.value != 0) board.fill(peer, frame.index).store(frame.value);
+}
+
+void Bridge::OnDecision(const Frame& frame) {
+  Decision& decision = context_.board().header().decision;
+  auto* bytes = reinterpret_cast<std::byte*>(&decision.skip);
+  const size_t size = static_cast<size_t>(reinterpret_cast<std::byte*>(&decision + 1) - bytes);
+  if (frame.tag != context_.board().attempt() || decision.attempt.load() == frame.tag ||
+      frame.payload.size() != size) {
+    return;
+  }
+  std::memcpy(bytes, frame.payload.data(), size);
+  decision.attempt.store(frame.tag, std::memory_order_release);
+}
+
+void Bridge::OnWorkerMark(uint32_t peer, const Frame& frame) {
+  WorkerSlot& slot = context_.board().worker(peer);
+  if (static_cast<BridgeFrame>(frame.kind) == BridgeFrame::kApplied) {
+    if (slot.applied.load() < frame.tag) slot.applied.store(frame.tag, std::memory_order_release);
+    return;
+  }
+  if (frame.payload.size() != sizeof(slot.norm) || slot.ready.load() >= frame.tag) return;
+  std::memcpy(slot.norm, frame.payload.data(), sizeof(slot.norm));
+  slot.ready.store(frame.tag, std::memory_order_release);
+}
+
+}  // namespace zeroshard
