@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 
 #include "absl/strings/numbers.h"
@@ -27,6 +28,10 @@ std::optional<std::string> Env(const std::string& name) {
 absl::Status ArmFaultPointsFromEnv() {
   const std::optional<std::string> specification = Env("ZEROSHARD_FAULTS");
   if (!specification) return absl::OkStatus();
+  if (*specification == "list") {
+    for (const std::string& name : FaultPointNames()) std::puts(name.c_str());
+    std::exit(EXIT_SUCCESS);
+  }
   return Annotate(ArmFaultPoints(*specification), "ZEROSHARD_FAULTS");
 }
 

@@ -29,7 +29,9 @@ namespace zeroshard {
 // The environment variable, or nothing where it is unset. The only reader of the environment.
 std::optional<std::string> Env(const std::string& name);
 
-// Arms the fault points named in ZEROSHARD_FAULTS (base/fault_point.h); OK where it is unset.
+// Arms the fault points named in ZEROSHARD_FAULTS (base/fault_point.h); OK where it is unset. The
+// value "list" writes the names of all points of this program to stdout, one a line, and ends the
+// process.
 absl::Status ArmFaultPointsFromEnv();
 
 // The content of a regular file of at most `max_bytes`. A directory, a missing file and a longer

@@ -156,5 +156,11 @@ TEST(ConfigTest, Environment) {
   ::unsetenv("ZEROSHARD_FAULTS");
 }
 
+TEST(ConfigTest, ListsFaultPointsOnRequest) {
+  ::setenv("ZEROSHARD_FAULTS", "list", 1);
+  EXPECT_EXIT(static_cast<void>(ArmFaultPointsFromEnv()), ::testing::ExitedWithCode(0), "");
+  ::unsetenv("ZEROSHARD_FAULTS");
+}
+
 }  // namespace
 }  // namespace zeroshard
