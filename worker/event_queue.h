@@ -1,4 +1,4 @@
-// EventQueue: what gRPC threads hand to the loop thread.
+// EventQueue: what gRPC and transport threads hand to the loop thread.
 //
 // Push from any thread rings the doorbell (an eventfd, not owned); Drain from the loop thread only.
 #ifndef ZEROSHARD_WORKER_EVENT_QUEUE_H_
@@ -8,11 +8,13 @@
 
 #include <cstdint>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "proto/trainer.pb.h"
+#include "transport/mesh.h"
 
 namespace zeroshard {
 
@@ -21,11 +23,19 @@ struct SessionEvent {
   trainer::v1::SessionRequest request;  // a Hello opens the rank's stream
 };
 
+struct MeshConnected {};
+struct MeshFrame {
+  uint32_t peer = 0;
+  Frame frame;
+};
+
+using WorkerEvent = std::variant<SessionEvent, MeshConnected, MeshFrame>;
+
 class EventQueue {
  public:
   explicit EventQueue(int doorbell) : doorbell_(doorbell) {}
 
-  void Push(SessionEvent event) {
+  void Push(WorkerEvent event) {
     {
       absl::MutexLock lock(&mu_);
       events_.push_back(std::move(event));
@@ -34,7 +44,7 @@ class EventQueue {
     [[maybe_unused]] const ssize_t written = write(doorbell_, &kOne, sizeof(kOne));
   }
 
-  std::vector<SessionEvent> Drain() {
+  std::vector<WorkerEvent> Drain() {
     absl::MutexLock lock(&mu_);
     return std::exchange(events_, {});
   }
@@ -42,7 +52,7 @@ class EventQueue {
  private:
   const int doorbell_;
   absl::Mutex mu_;
-  std::vector<SessionEvent> events_ ABSL_GUARDED_BY(mu_);
+  std::vector<WorkerEvent> events_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace zeroshard

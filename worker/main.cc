@@ -15,7 +15,9 @@
 #include "base/status.h"
 #include "device/cpu/thread_pool.h"
 #include "proto/worker_link.h"
+#include "transport/gloo_mesh.h"
 #include "worker/control_link.h"
+#include "worker/control_store.h"
 #include "worker/engine.h"
 #include "worker/event_queue.h"
 #include "worker/job_memory.h"
@@ -39,6 +41,17 @@ absl::Status RunWorker(ControlLink& link) {
   WorkerLoop loop(*memory, link, events, clock);
   ZS_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Create(*memory, *pool, clock, loop));
   loop.SetEngine(engine.get());
+  // Last made, first gone: the mesh's threads call the loop.
+  ControlStore store(link);
+  std::unique_ptr<Mesh> mesh;
+  if (!memory->one_island()) {
+    loop.SetStore(&store);
+    ZS_ASSIGN_OR_RETURN(mesh, CreateGlooMesh({.worker = memory->worker(),
+                                              .workers = memory->workers(),
+                                              .address = memory->start().gloo_address()},
+                                             store, loop));
+    ZS_RETURN_IF_ERROR(engine->Connect(*mesh));
+  }
 
   internal::v1::FromWorker ready;
   if (recover) {
@@ -51,7 +64,9 @@ absl::Status RunWorker(ControlLink& link) {
   ZS_RETURN_IF_ERROR(link.Send(ready));
   LogInfo(absl::StrCat("worker ready job=", memory->start().job(), " worker=", memory->worker(),
                        " lanes=", pool->lanes(), " recovery=\"", ready.ready().recovery(), "\""));
-  return loop.Run();
+  absl::Status status = loop.Run();
+  store.Close();
+  return status;
 }
 
 int Main() {

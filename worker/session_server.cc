@@ -107,7 +107,7 @@ class SessionServer::Impl::Stream final
       End(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "a second Hello on one stream"));
       return;
     }
-    server_.events_.Push({rank_, std::move(request_)});
+    server_.events_.Push(SessionEvent{rank_, std::move(request_)});
     request_ = {};
     StartRead(&request_);
   }

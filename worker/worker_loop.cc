@@ -24,7 +24,7 @@ absl::Status WorkerLoop::Run() {
   engine_->Advance();
   while (true) {
     ZS_RETURN_IF_ERROR(Await());
-    OnSessionEvents();
+    OnEvents();
     if (link_readable_) {
       absl::StatusOr<ControlLink::Command> command = link_.Receive(kLinkTimeout);
       if (!command.ok()) return command.status();
@@ -59,16 +59,34 @@ absl::Status WorkerLoop::Await() {
   return absl::OkStatus();
 }
 
-void WorkerLoop::OnSessionEvents() {
-  for (SessionEvent& event : events_.Drain()) {
-    if (event.rank >= memory_.ranks() || !memory_.is_home_of(event.rank)) continue;
-    if (event.request.has_hello()) {
-      engine_->OnHello(event.rank, event.request.hello());
+void WorkerLoop::OnEvents() {
+  for (WorkerEvent& event : events_.Drain()) {
+    if (auto* session = std::get_if<SessionEvent>(&event)) {
+      if (session->rank >= memory_.ranks() || !memory_.is_home_of(session->rank)) continue;
+      if (session->request.has_hello()) {
+        engine_->OnHello(session->rank, session->request.hello());
+      } else {
+        engine_->OnRequest(session->rank, session->request);
+      }
+    } else if (auto* mesh = std::get_if<MeshFrame>(&event)) {
+      engine_->OnMeshFrame(mesh->peer, mesh->frame);
     } else {
-      engine_->OnRequest(event.rank, event.request);
+      engine_->OnMeshConnected();
     }
   }
 }
+
+void WorkerLoop::OnConnected(uint64_t epoch) {
+  LogInfo(absl::StrCat("mesh connected epoch=", epoch));
+  events_.Push(MeshConnected{});
+}
+
+void WorkerLoop::OnFrame(uint32_t peer, Frame frame) {
+  events_.Push(MeshFrame{peer, std::move(frame)});
+}
+
+// The mesh comes back by itself; what was lost is sent again then.
+void WorkerLoop::OnDisconnected(const absl::Status&) {}
 
 absl::StatusOr<bool> WorkerLoop::OnCommand(ControlLink::Command command) {
   using internal::v1::ToWorker;
@@ -96,6 +114,9 @@ absl::StatusOr<bool> WorkerLoop::OnCommand(ControlLink::Command command) {
     case ToWorker::kRestore:
     case ToWorker::kExportFile:
       OnShardCommand(command);
+      return true;
+    case ToWorker::kStoreReply:
+      if (store_ != nullptr) store_->OnReply(message.store_reply());
       return true;
     case ToWorker::kStop:
       SendStats();

@@ -9,20 +9,24 @@
 
 #include "absl/status/status.h"
 #include "base/clock.h"
+#include "transport/mesh.h"
 #include "worker/control_link.h"
+#include "worker/control_store.h"
 #include "worker/engine.h"
 #include "worker/event_queue.h"
 #include "worker/session_server.h"
 
 namespace zeroshard {
 
-class WorkerLoop final : public EngineOutput {
+class WorkerLoop final : public EngineOutput, public MeshObserver {
  public:
   // All must outlive this. SetEngine and SetSessions before Run.
   WorkerLoop(JobMemory& memory, ControlLink& link, EventQueue& events, const Clock& clock)
       : memory_(memory), link_(link), events_(events), clock_(clock) {}
   void SetEngine(Engine* engine) { engine_ = engine; }
   void SetSessions(SessionServer* sessions) { sessions_ = sessions; }
+  // Where answers of the rendezvous go; null where all workers share memory.
+  void SetStore(ControlStore* store) { store_ = store; }
 
   // Runs until the server says stop (OK) or is gone (Unavailable).
   absl::Status Run();
@@ -31,10 +35,15 @@ class WorkerLoop final : public EngineOutput {
   void ToRank(uint32_t rank, const trainer::v1::HelloReply& reply) override;
   void ToServer(const internal::v1::FromWorker& message) override;
 
+  // Transport threads.
+  void OnConnected(uint64_t epoch) override;
+  void OnFrame(uint32_t peer, Frame frame) override;
+  void OnDisconnected(const absl::Status& reason) override;
+
  private:
   // Waits until the doorbell, the link or the next tick.
   absl::Status Await();
-  void OnSessionEvents();
+  void OnEvents();
   // Returns whether to go on.
   absl::StatusOr<bool> OnCommand(ControlLink::Command command);
   void OnShardCommand(ControlLink::Command& command);
@@ -46,6 +55,7 @@ class WorkerLoop final : public EngineOutput {
   const Clock& clock_;
   Engine* engine_ = nullptr;
   SessionServer* sessions_ = nullptr;
+  ControlStore* store_ = nullptr;
   absl::Status send_status_;
   bool link_readable_ = false;
   absl::Duration next_tick_;
