@@ -23,6 +23,8 @@ namespace {
 // Replies that a rank has not read; past that it is taken for stuck and its stream ends.
 constexpr size_t kMaxUnreadReplies = 2 * 4096;
 constexpr absl::Duration kAcceptSlice = absl::Milliseconds(200);
+// A rank learns its token from the server and may be here before the server's word of it is.
+constexpr absl::Duration kCredentialsGrace = absl::Seconds(2);
 
 bool SameToken(const std::string& a, const std::string& b) {
   if (a.size() != b.size()) return false;
@@ -168,10 +170,14 @@ void SessionServer::Impl::AcceptLoop() {
     const absl::StatusOr<PeerCredentials> peer = GetPeerCredentials(connection->get());
     bool known = false;
     if (peer.ok()) {
+      const auto is_known = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+        for (const RankState& rank : ranks_) {
+          if (!rank.credentials.token.empty() && rank.credentials.uid == peer->uid) return true;
+        }
+        return stopping_.load();
+      };
       absl::MutexLock lock(&mu_);
-      for (const RankState& rank : ranks_) {
-        known |= !rank.credentials.token.empty() && rank.credentials.uid == peer->uid;
-      }
+      known = mu_.AwaitWithTimeout(absl::Condition(&is_known), kCredentialsGrace);
     }
     if (!known) continue;  // closes it: a user to whom no rank belongs
     grpc::AddInsecureChannelFromFd(server_.get(), connection->release());
@@ -183,10 +189,11 @@ bool SessionServer::Impl::Admit(const trainer::v1::Hello& hello, Stream* stream)
   absl::MutexLock lock(&mu_);
   if (hello.rank() >= ranks_.size()) return false;
   RankState& rank = ranks_[hello.rank()];
-  if (rank.credentials.token.empty() || rank.credentials.generation != hello.generation() ||
-      !SameToken(rank.credentials.token, hello.token())) {
-    return false;
-  }
+  const auto is_its_own = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return !rank.credentials.token.empty() && rank.credentials.generation == hello.generation() &&
+           SameToken(rank.credentials.token, hello.token());
+  };
+  if (!mu_.AwaitWithTimeout(absl::Condition(&is_its_own), kCredentialsGrace)) return false;
   replaced = std::exchange(rank.stream, stream);
   if (replaced != nullptr) replaced->End(grpc::Status(grpc::StatusCode::ABORTED, "replaced by a newer stream"));
   return true;
