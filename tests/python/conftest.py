@@ -68,7 +68,7 @@ def ranks(request, tmp_path):
     missing = real_daemon.missing(binaries)
     if missing:
         pytest.skip(f"not built: {missing}")
-    daemon = real_daemon.Daemon(binaries, tmp_path, workers=getattr(request, "workers", 2))
+    daemon = real_daemon.Daemon(binaries, tmp_path)
     backend.use(daemon.native())
     try:
         yield Ranks(daemon.socket)
