@@ -51,8 +51,8 @@ absl::StatusOr<SmallFile> ReadFile(int dir_fd, const std::string& name, uint64_t
     return CorruptAt(file.path, max_bytes, absl::StrCat("the file has ", bytes, " bytes"));
   }
   file.bytes.resize(bytes);
-  ZS_RETURN_IF_ERROR(ReadAllAt(fd.get(), std::as_writable_bytes(std::span<char>(file.bytes)), 0,
-                               file.path));
+  ZS_RETURN_IF_ERROR(
+      ReadAllAt(fd.get(), std::as_writable_bytes(std::span<char>(file.bytes)), 0, file.path));
   return file;
 }
 
@@ -81,9 +81,9 @@ absl::StatusOr<CheckpointManifest> ReadManifest(int dir_fd) {
   }
   ZS_RETURN_IF_ERROR(file.status());
   if (file->bytes.size() != commit.manifest_bytes) {
-    return CorruptAt(file->path, file->bytes.size(),
-                     absl::StrCat("the file ends here, ", commit.manifest_bytes,
-                                  " bytes were expected"));
+    return CorruptAt(
+        file->path, file->bytes.size(),
+        absl::StrCat("the file ends here, ", commit.manifest_bytes, " bytes were expected"));
   }
   if (Xxh3_64(file->bytes) != commit.manifest_checksum) {
     return CorruptAt(file->path, 0, "the checksum of the manifest is wrong");
@@ -140,8 +140,7 @@ absl::StatusOr<uint64_t> CheckpointWriter::Commit(CheckpointManifest manifest,
   // Owned here, so that after an error all of it is removed.
   TemporaryDirectory directory = std::move(directory_);
   ZS_ASSIGN_OR_RETURN(const Layout layout, LayoutOf(manifest));
-  ZS_ASSIGN_OR_RETURN(uint64_t bytes,
-                      CollectShards(directory.fd(), layout, workers, manifest));
+  ZS_ASSIGN_OR_RETURN(uint64_t bytes, CollectShards(directory.fd(), layout, workers, manifest));
   std::string text;
   if (manifest.ByteSizeLong() > kMaxManifestBytes || !manifest.SerializeToString(&text)) {
     return absl::InvalidArgumentError(absl::StrCat("the checkpoint's manifest has ",
@@ -197,25 +196,24 @@ absl::Status CheckpointReader::Read(uint32_t unit, GrainRange grains, std::strin
   const bool inside = unit < layout_.units().size() && grains.begin <= grains.end &&
                       grains.end <= layout_.units()[unit].grains;
   if (!inside || out.size() != grains.elements() * SizeOf(dtype)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("grains [", grains.begin, ", ", grains.end, ") of unit ", unit, " into ",
-                     out.size(), " bytes"));
+    return absl::InvalidArgumentError(absl::StrCat("grains [", grains.begin, ", ", grains.end,
+                                                   ") of unit ", unit, " into ", out.size(),
+                                                   " bytes"));
   }
-  ZS_ASSIGN_OR_RETURN(const std::span<const RecordPlace> places,
-                      map_.Cover(unit, kind, grains));
+  ZS_ASSIGN_OR_RETURN(const std::span<const RecordPlace> places, map_.Cover(unit, kind, grains));
   for (const RecordPlace& place : places) {
     const ShardRecord& record = place.record;
     if (record.dtype != dtype) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          Abs(kind), " of unit ", unit, " was saved as ", Abs(DTypeName(record.dtype)),
-          ", it is wanted as ", Abs(DTypeName(dtype))));
+      return absl::InvalidArgumentError(absl::StrCat(Abs(kind), " of unit ", unit, " was saved as ",
+                                                     Abs(DTypeName(record.dtype)),
+                                                     ", it is wanted as ", Abs(DTypeName(dtype))));
     }
     const GrainRange part = {std::max(grains.begin, record.grains.begin),
                              std::min(grains.end, record.grains.end)};
     const uint64_t grain_bytes = kGrainElements * SizeOf(dtype);
-    ZS_RETURN_IF_ERROR(ReadPart(place, part,
-                                out.subspan((part.begin - grains.begin) * grain_bytes,
-                                            part.size() * grain_bytes)));
+    ZS_RETURN_IF_ERROR(ReadPart(
+        place, part,
+        out.subspan((part.begin - grains.begin) * grain_bytes, part.size() * grain_bytes)));
   }
   return absl::OkStatus();
 }

@@ -1,8 +1,9 @@
-// Checkpoints: the directory as a whole. The daemon makes and commits one (CheckpointWriter), workers
-// fill it with their shards (storage/shard_writer.h), any number of workers reads it (CheckpointReader).
+// Checkpoints: the directory as a whole. The daemon makes and commits one (CheckpointWriter),
+// workers fill it with their shards (storage/shard_writer.h), any number of workers reads it
+// (CheckpointReader).
 //
-// A checkpoint is there whole or not at all, and nothing in it is used before it was verified. Format
-// page: docs/checkpoint.md.
+// A checkpoint is there whole or not at all, and nothing in it is used before it was verified.
+// Format page: docs/checkpoint.md.
 #ifndef ZEROSHARD_STORAGE_CHECKPOINT_H_
 #define ZEROSHARD_STORAGE_CHECKPOINT_H_
 
@@ -30,17 +31,18 @@ namespace zeroshard {
 // directory with all that workers wrote into it.
 class CheckpointWriter {
  public:
-  // `root_fd`: the checkpoint directory. InvalidArgument for a name that is not one, AlreadyExists when
-  // it is taken.
+  // `root_fd`: the checkpoint directory. InvalidArgument for a name that is not one, AlreadyExists
+  // when it is taken.
   static absl::StatusOr<CheckpointWriter> Create(int root_fd, const std::string& name);
 
   // The directory that workers write their shards into; valid until Commit.
   int dir_fd() const { return directory_.fd(); }
 
-  // Checks that shards of workers [0, workers) are whole and of this job, layout and step, and that every
-  // grain of every parameter is there; adds the list of shards to `manifest`, writes it and the marker,
-  // and gives the directory its name. Returns the bytes of all files. After an error nothing of it is
-  // left, unless it was the last sync that failed. `manifest` must hold job_id, layout_fingerprint, the parameters and state.step.
+  // Checks that shards of workers [0, workers) are whole and of this job, layout and step, and that
+  // every grain of every parameter is there; adds the list of shards to `manifest`, writes it and
+  // the marker, and gives the directory its name. Returns the bytes of all files. After an error
+  // nothing of it is left, unless it was the last sync that failed. `manifest` must hold job_id,
+  // layout_fingerprint, the parameters and state.step.
   absl::StatusOr<uint64_t> Commit(records::v1::CheckpointManifest manifest, uint32_t workers) &&;
 
  private:
@@ -52,8 +54,9 @@ class CheckpointWriter {
 // One thread at a time (Read keeps the last record it read in part).
 class CheckpointReader {
  public:
-  // `dir_fd`: the directory of one checkpoint; see OpenByName. Verifies marker, manifest and the indices
-  // of all shards. DataLoss naming file and offset; FailedPrecondition without a COMMIT marker.
+  // `dir_fd`: the directory of one checkpoint; see OpenByName. Verifies marker, manifest and the
+  // indices of all shards. DataLoss naming file and offset; FailedPrecondition without a COMMIT
+  // marker.
   static absl::StatusOr<CheckpointReader> Open(int dir_fd);
   // Opens `name` beneath the checkpoint directory. NotFound when there is none.
   static absl::StatusOr<CheckpointReader> OpenByName(int root_fd, const std::string& name);
@@ -67,9 +70,9 @@ class CheckpointReader {
   std::vector<std::string> kinds() const { return map_.Kinds(); }
   bool Has(uint32_t unit, std::string_view kind) const { return !map_.Find(unit, kind).empty(); }
 
-  // Reads the elements of `grains`, from whichever shards hold them. NotFound when the checkpoint holds
-  // nothing of the kind for this unit; InvalidArgument when `out` has another size, or the state another
-  // data type, than asked for. On error `out` holds garbage.
+  // Reads the elements of `grains`, from whichever shards hold them. NotFound when the checkpoint
+  // holds nothing of the kind for this unit; InvalidArgument when `out` has another size, or the
+  // state another data type, than asked for. On error `out` holds garbage.
   absl::Status Read(uint32_t unit, GrainRange grains, std::string_view kind, DType dtype,
                     std::span<std::byte> out);
 

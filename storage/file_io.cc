@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -35,8 +36,7 @@ absl::Status WriteAllAt(int fd, std::span<const std::byte> data, uint64_t offset
   return absl::OkStatus();
 }
 
-absl::Status ReadAllAt(int fd, std::span<std::byte> out, uint64_t offset,
-                       const std::string& name) {
+absl::Status ReadAllAt(int fd, std::span<std::byte> out, uint64_t offset, const std::string& name) {
   while (!out.empty()) {
     const ssize_t got = ::pread(fd, out.data(), out.size(), static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
@@ -74,6 +74,14 @@ absl::Status SyncDirectory(int fd) {
 
 absl::Status ReserveSpace(int fd, uint64_t bytes, const std::string& name) {
   if (bytes == 0) return absl::OkStatus();
+  // fallocate alone would fill the disk before it finds out.
+  struct statvfs volume = {};
+  if (::fstatvfs(fd, &volume) != 0) return ErrnoError(errno, "statvfs", name);
+  const uint64_t free_bytes = uint64_t{volume.f_bavail} * volume.f_frsize;
+  if (bytes > free_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(name, " needs ", bytes, " bytes, ", free_bytes,
+                                                     " are free on its file system"));
+  }
   int result = 0;
   do {
     result = ::fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes));

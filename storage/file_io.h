@@ -1,8 +1,8 @@
 // Whole transfers between memory and files, with every result checked.
 //
-// Transfers are positional, so that a descriptor may be shared between threads. Interrupted and short
-// transfers are carried on. Errors name the file (`name`, see DescribeFd) and the offset. All functions
-// may be called from any thread.
+// Transfers are positional, so that a descriptor may be shared between threads. Interrupted and
+// short transfers are carried on. Errors name the file (`name`, see DescribeFd) and the offset. All
+// functions may be called from any thread.
 //
 // Fault points: storage.file.write, storage.file.sync.
 #ifndef ZEROSHARD_STORAGE_FILE_IO_H_
@@ -39,8 +39,9 @@ absl::StatusOr<uint64_t> RegularFileSize(int fd, const std::string& name);
 absl::Status SyncFile(int fd, const std::string& name);
 absl::Status SyncDirectory(int fd);
 
-// Reserves space so that writes below `bytes` do not run out of it; the length does not change. File
-// systems that cannot reserve accept the call. ResourceExhausted when there is no room.
+// Reserves space so that writes below `bytes` do not run out of it; the length does not change.
+// File systems that cannot reserve accept the call. ResourceExhausted, with the numbers, when there
+// is no room.
 absl::Status ReserveSpace(int fd, uint64_t bytes, const std::string& name);
 
 // DataLoss naming file and offset: "/path at offset 4096: what".

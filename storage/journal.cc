@@ -27,9 +27,8 @@ using journal_frame::Header;
 
 absl::Status CheckPayload(std::string_view payload) {
   if (!payload.empty() && payload.size() <= kMaxJournalPayload) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("a journal record of ", payload.size(),
-                                                 " bytes: 1 to ", kMaxJournalPayload,
-                                                 " are allowed"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "a journal record of ", payload.size(), " bytes: 1 to ", kMaxJournalPayload, " are allowed"));
 }
 
 absl::Status Lock(int fd, const std::string& path) {
@@ -81,15 +80,14 @@ absl::StatusOr<std::unique_ptr<Journal>> Journal::Open(int dir_fd, const std::st
 
 absl::Status Journal::Load(const Replay& replay) {
   ZS_ASSIGN_OR_RETURN(const uint64_t file_bytes, RegularFileSize(fd_.get(), path_));
-  ZS_ASSIGN_OR_RETURN(const Header header,
-                      journal_frame::ReadHeader(fd_.get(), file_bytes, path_));
+  ZS_ASSIGN_OR_RETURN(const Header header, journal_frame::ReadHeader(fd_.get(), file_bytes, path_));
   id_ = header.id;
   next_sequence_ = header.first_sequence;
   end_ = journal_frame::kSector;
   while (end_ < file_bytes) {
-    ZS_ASSIGN_OR_RETURN(const std::optional<Frame> frame,
-                        journal_frame::ReadFrame(
-                            fd_.get(), {id_, next_sequence_, end_, file_bytes}, path_));
+    ZS_ASSIGN_OR_RETURN(
+        const std::optional<Frame> frame,
+        journal_frame::ReadFrame(fd_.get(), {id_, next_sequence_, end_, file_bytes}, path_));
     if (!frame) break;
     ZS_RETURN_IF_ERROR(Annotate(replay(next_sequence_, frame->payload()),
                                 absl::StrCat(path_, " at offset ", end_)));

@@ -1,8 +1,8 @@
 // Journal: an append-only file of checked records; the daemon's metadata.
 //
-// What Append acknowledged is replayed by every later Open, in order, or Open fails with DataLoss. A
-// record that was being appended when the process or the machine died is there whole or not at all.
-// The first error of a write sticks. Payloads are opaque here; the daemon stores
+// What Append acknowledged is replayed by every later Open, in order, or Open fails with DataLoss.
+// A record that was being appended when the process or the machine died is there whole or not at
+// all. The first error of a write sticks. Payloads are opaque here; the daemon stores
 // zeroshard.records.v1.JournalRecord. Format page: docs/journal.md.
 //
 // One thread at a time; one process at a time (a lock on the file). Fault points: those of
@@ -27,8 +27,8 @@ inline constexpr uint64_t kMaxJournalPayload = uint64_t{64} << 20;
 
 class Journal {
  public:
-  // Called for every record in order; an error ends the replay and is returned by Open. The payload is
-  // valid during the call only.
+  // Called for every record in order; an error ends the replay and is returned by Open. The payload
+  // is valid during the call only.
   using Replay = std::function<absl::Status(uint64_t sequence, std::string_view payload)>;
 
   struct Recovery {
@@ -38,8 +38,8 @@ class Journal {
 
   // Opens `name` beneath `dir_fd`, creating it when it is missing, and replays it.
   // Errors: DataLoss naming file and offset (the file is left as it is); FailedPrecondition when
-  // another process has it open; InvalidArgument for a name that is not one, a file that is no journal
-  // or one of another version.
+  // another process has it open; InvalidArgument for a name that is not one, a file that is no
+  // journal or one of another version.
   static absl::StatusOr<std::unique_ptr<Journal>> Open(int dir_fd, const std::string& name,
                                                        const Replay& replay);
 

@@ -19,7 +19,9 @@ constexpr uint32_t kFrameMagic = 0x524A535A;  // "ZSJR"
 constexpr size_t kFrameHeader = 32;
 constexpr size_t kChecksum = 8;
 
-uint64_t FrameBytes(uint64_t length) { return RoundUpTo(kFrameHeader + length + kChecksum, kSector); }
+uint64_t FrameBytes(uint64_t length) {
+  return RoundUpTo(kFrameHeader + length + kChecksum, kSector);
+}
 
 void AppendChecksum(std::string& bytes) { AppendInteger(bytes, Xxh3_64(bytes)); }
 
@@ -100,8 +102,8 @@ absl::StatusOr<Header> ReadHeader(int fd, uint64_t file_bytes, const std::string
   }
   const uint32_t version = IntegerAt<uint32_t>(bytes, kFileMagic.size());
   if (!std::string_view(bytes).starts_with(kFileMagic) || version != kVersion) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        path, " is a journal of version ", version, ", this program reads version ", kVersion));
+    return absl::InvalidArgumentError(absl::StrCat(path, " is a journal of version ", version,
+                                                   ", this program reads version ", kVersion));
   }
   return Header{IntegerAt<uint64_t>(bytes, 16), IntegerAt<uint64_t>(bytes, 24)};
 }

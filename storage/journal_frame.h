@@ -22,8 +22,8 @@ struct Header {
 // kSector bytes.
 std::string EncodeHeader(const Header& header);
 
-// Reads the header of a file of `file_bytes`. DataLoss when it is damaged, InvalidArgument for another
-// kind or version of file.
+// Reads the header of a file of `file_bytes`. DataLoss when it is damaged, InvalidArgument for
+// another kind or version of file.
 absl::StatusOr<Header> ReadHeader(int fd, uint64_t file_bytes, const std::string& path);
 
 std::string EncodeFrame(uint64_t id, uint64_t sequence, std::string_view payload);
@@ -42,10 +42,9 @@ struct Place {
   uint64_t file_bytes = 0;
 };
 
-// The frame at `place`; nothing when it is torn, that is, when all from there to the end of the file was
-// never acknowledged; DataLoss when it is corrupt.
-absl::StatusOr<std::optional<Frame>> ReadFrame(int fd, const Place& place,
-                                               const std::string& path);
+// The frame at `place`; nothing when it is torn, that is, when all from there to the end of the
+// file was never acknowledged; DataLoss when it is corrupt.
+absl::StatusOr<std::optional<Frame>> ReadFrame(int fd, const Place& place, const std::string& path);
 
 }  // namespace zeroshard::journal_frame
 

@@ -7,8 +7,8 @@
 
 namespace zeroshard {
 
-// `text`, which must be UTF-8, in quotes: quotes, backslashes and control characters are escaped, all
-// else stays as it is (RFC 8259).
+// `text`, which must be UTF-8, in quotes: quotes, backslashes and control characters are escaped,
+// all else stays as it is (RFC 8259).
 std::string JsonString(std::string_view text);
 
 }  // namespace zeroshard

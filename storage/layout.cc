@@ -39,9 +39,8 @@ constexpr size_t kClasses = 6;
 absl::Status CheckName(std::string_view name) {
   if (name.empty()) return absl::InvalidArgumentError("the name is empty");
   if (name.size() > kMaxNameBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("the name has ", name.size(),
-                                                   " bytes, at most ", kMaxNameBytes,
-                                                   " are allowed"));
+    return absl::InvalidArgumentError(absl::StrCat("the name has ", name.size(), " bytes, at most ",
+                                                   kMaxNameBytes, " are allowed"));
   }
   if (!IsUtf8(name)) return absl::InvalidArgumentError("the name is not valid UTF-8");
   if (name == "__metadata__") {
@@ -53,9 +52,8 @@ absl::Status CheckName(std::string_view name) {
 // The product of the shape; a zero dimension wins over dimensions that would overflow.
 absl::StatusOr<uint64_t> CountElements(std::span<const uint64_t> shape) {
   if (shape.size() > kMaxDimensions) {
-    return absl::InvalidArgumentError(absl::StrCat("the shape has ", shape.size(),
-                                                   " dimensions, at most ", kMaxDimensions,
-                                                   " are allowed"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the shape has ", shape.size(), " dimensions, at most ", kMaxDimensions, " are allowed"));
   }
   uint64_t elements = 1;
   for (uint64_t dimension : shape) {
@@ -131,8 +129,7 @@ std::vector<Unit> CoalesceParts(std::vector<Part> parts) {
         units[*open].parameters.size() + part.parameters.size() <= kMaxUnitParameters;
     if (joins) {
       Unit& unit = units[*open];
-      unit.parameters.insert(unit.parameters.end(), part.parameters.begin(),
-                             part.parameters.end());
+      unit.parameters.insert(unit.parameters.end(), part.parameters.begin(), part.parameters.end());
       unit.data_elements += part.elements;
       continue;
     }
@@ -233,9 +230,9 @@ absl::Status Layout::CheckParameters() {
     if (spec.trainable) trainable_elements_ += *elements;
     // Each count is at most 2^48, so that the sum cannot wrap before it is refused.
     if (data_elements_ > kMaxElements) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("with parameter ", i, " \"", spec.name, "\" the manifest has more than ",
-                       kMaxElements, " elements"));
+      return absl::InvalidArgumentError(absl::StrCat("with parameter ", i, " \"", spec.name,
+                                                     "\" the manifest has more than ", kMaxElements,
+                                                     " elements"));
     }
   }
   return absl::OkStatus();

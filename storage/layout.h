@@ -1,16 +1,16 @@
 // Layout: where every element of a job's parameters lies.
 //
 // A pure value computed from the manifest and the number of workers, the same on every process that
-// computes it; processes compare `fingerprint()` before they share memory. Immutable after Create, so any
-// thread may read it.
+// computes it; processes compare `fingerprint()` before they share memory. Immutable after Create,
+// so any thread may read it.
 //
 //   parameters -> units -> grains -> slices (one a worker) -> chunks
 //
-// A unit holds the parameters of one module that have one data type and one trainability; consecutive
-// small modules coalesce. Inside a unit every parameter starts at a multiple of kParameterAlignment
-// elements; the unit is padded to whole grains. Units, parameter places and window offsets do not depend
-// on the number of workers, the stage or any bucket size: nothing that is addressed by grain changes when
-// they do. Format page: docs/layout.md.
+// A unit holds the parameters of one module that have one data type and one trainability;
+// consecutive small modules coalesce. Inside a unit every parameter starts at a multiple of
+// kParameterAlignment elements; the unit is padded to whole grains. Units, parameter places and
+// window offsets do not depend on the number of workers, the stage or any bucket size: nothing that
+// is addressed by grain changes when they do. Format page: docs/layout.md.
 #ifndef ZEROSHARD_STORAGE_LAYOUT_H_
 #define ZEROSHARD_STORAGE_LAYOUT_H_
 
@@ -82,8 +82,8 @@ struct Unit {
 
 class Layout {
  public:
-  // Errors (InvalidArgument, naming the parameter): an empty or over-long name, a name used twice, a
-  // shape whose product overflows kMaxElements, an unknown data type, a number of workers outside
+  // Errors (InvalidArgument, naming the parameter): an empty or over-long name, a name used twice,
+  // a shape whose product overflows kMaxElements, an unknown data type, a number of workers outside
   // [1, kMaxWorkers]. An empty manifest is refused.
   static absl::StatusOr<Layout> Create(std::vector<ParameterSpec> parameters, uint32_t workers);
 
@@ -92,8 +92,8 @@ class Layout {
   std::span<const Unit> units() const { return units_; }
   const ParameterPlace& place(uint32_t parameter) const { return places_[parameter]; }
 
-  // The run of grains of `unit` that `worker` owns; runs of successive workers are contiguous and differ
-  // by at most one grain. May be empty. `worker` < workers().
+  // The run of grains of `unit` that `worker` owns; runs of successive workers are contiguous and
+  // differ by at most one grain. May be empty. `worker` < workers().
   GrainRange slice(uint32_t unit, uint32_t worker) const;
   // The worker that owns a grain; `grain` < units()[unit].grains.
   uint32_t owner(uint32_t unit, uint64_t grain) const;

@@ -51,9 +51,8 @@ absl::StatusOr<DType> DTypeFromProto(model::v1::DType dtype) {
     case model::v1::DTYPE_FLOAT16:
       return DType::kFloat16;
     default:
-      return absl::InvalidArgumentError(
-          absl::StrCat("data type ", static_cast<int>(dtype),
-                       " is not one of float32, bfloat16, float16"));
+      return absl::InvalidArgumentError(absl::StrCat("data type ", static_cast<int>(dtype),
+                                                     " is not one of float32, bfloat16, float16"));
   }
 }
 
@@ -65,8 +64,8 @@ absl::StatusOr<std::vector<ParameterSpec>> ParametersFromProto(
   for (const model::v1::Parameter& parameter : manifest.parameters()) {
     absl::StatusOr<ParameterSpec> spec = ParameterFromProto(parameter, groups);
     if (!spec.ok()) {
-      return Annotate(spec.status(), absl::StrCat("parameter ", parameters.size(), " \"",
-                                                  parameter.name(), "\""));
+      return Annotate(spec.status(),
+                      absl::StrCat("parameter ", parameters.size(), " \"", parameter.name(), "\""));
     }
     parameters.push_back(*std::move(spec));
   }

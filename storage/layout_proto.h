@@ -17,11 +17,10 @@ model::v1::DType DTypeToProto(DType dtype);
 // InvalidArgument for DTYPE_UNSPECIFIED and numbers that are no data type.
 absl::StatusOr<DType> DTypeFromProto(model::v1::DType dtype);
 
-// The parameters of a manifest, in its order. Checks what a Layout does not know: that every data type
-// is known, that the group of every trainable parameter exists, and that a frozen one names an existing
-// group or 0. All else is left to Layout::Create. InvalidArgument names the parameter.
-absl::StatusOr<std::vector<ParameterSpec>> ParametersFromProto(
-    const model::v1::Manifest& manifest);
+// The parameters of a manifest, in its order. Checks what a Layout does not know: that every data
+// type is known, that the group of every trainable parameter exists, and that a frozen one names an
+// existing group or 0. All else is left to Layout::Create. InvalidArgument names the parameter.
+absl::StatusOr<std::vector<ParameterSpec>> ParametersFromProto(const model::v1::Manifest& manifest);
 
 // Layout::Create of ParametersFromProto.
 absl::StatusOr<Layout> LayoutFromProto(const model::v1::Manifest& manifest, uint32_t workers);

@@ -38,8 +38,7 @@ bool IsNameCharacter(char c) {
 }
 
 std::string TemporaryName(const std::string& name) {
-  return absl::StrCat(Abs(kTemporaryPrefix), name, "-",
-                      absl::Hex(RandomId(), absl::kZeroPad16));
+  return absl::StrCat(Abs(kTemporaryPrefix), name, "-", absl::Hex(RandomId(), absl::kZeroPad16));
 }
 
 absl::Status RefuseExisting(int dir_fd, const std::string& name) {
@@ -51,8 +50,8 @@ absl::Status RefuseExisting(int dir_fd, const std::string& name) {
   return ErrnoError(errno, "stat", PathOf(dir_fd, name));
 }
 
-// rename(2) that fails when the target exists. Network file systems lack the flag; there, a directory
-// cannot replace one that holds files, and a file is linked to its name instead.
+// rename(2) that fails when the target exists. Network file systems lack the flag; there, a
+// directory cannot replace one that holds files, and a file is linked to its name instead.
 absl::Status RenameIfAbsent(int dir_fd, const std::string& from, const std::string& to) {
   if (::renameat2(dir_fd, from.c_str(), dir_fd, to.c_str(), RENAME_NOREPLACE) == 0) {
     return absl::OkStatus();
@@ -75,8 +74,7 @@ absl::Status RenameIfAbsent(int dir_fd, const std::string& from, const std::stri
   return ErrnoError(error, "rename to", PathOf(dir_fd, to));
 }
 
-absl::Status Rename(int dir_fd, const std::string& from, const std::string& to,
-                    Existing existing) {
+absl::Status Rename(int dir_fd, const std::string& from, const std::string& to, Existing existing) {
   ZS_FAULT_STATUS("storage.named_dir.rename");
   if (existing == Existing::kRefuse) return RenameIfAbsent(dir_fd, from, to);
   if (::renameat(dir_fd, from.c_str(), dir_fd, to.c_str()) != 0) {
@@ -125,10 +123,9 @@ absl::Status ValidateName(std::string_view name) {
   bool valid = !name.empty() && name.size() <= kMaxNameLength && name.front() != '.';
   for (char c : name) valid = valid && IsNameCharacter(c);
   if (valid) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("\"", absl::CHexEscape(Abs(name.substr(0, 2 * kMaxNameLength))),
-                   "\" is not a name: 1 to ", kMaxNameLength,
-                   " letters, digits, '.', '_' or '-', the first one not a '.', are expected"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "\"", absl::CHexEscape(Abs(name.substr(0, 2 * kMaxNameLength))), "\" is not a name: 1 to ",
+      kMaxNameLength, " letters, digits, '.', '_' or '-', the first one not a '.', are expected"));
 }
 
 absl::StatusOr<UniqueFd> OpenDirectory(const std::string& path) {
@@ -137,8 +134,7 @@ absl::StatusOr<UniqueFd> OpenDirectory(const std::string& path) {
   return fd;
 }
 
-absl::StatusOr<UniqueFd> OpenBeneath(int dir_fd, const std::string& name, int flags,
-                                     mode_t mode) {
+absl::StatusOr<UniqueFd> OpenBeneath(int dir_fd, const std::string& name, int flags, mode_t mode) {
   const bool itself = name == "." && (flags & O_DIRECTORY) != 0;
   if (name.empty() || name == ".." || (name == "." && !itself) ||
       name.find('/') != std::string::npos || name.find('\0') != std::string::npos) {
@@ -192,8 +188,7 @@ absl::Status TemporaryFile::Commit() && {
   return std::move(fd_).Close();
 }
 
-absl::StatusOr<TemporaryDirectory> TemporaryDirectory::Create(int dir_fd,
-                                                              const std::string& name) {
+absl::StatusOr<TemporaryDirectory> TemporaryDirectory::Create(int dir_fd, const std::string& name) {
   ZS_RETURN_IF_ERROR(ValidateName(name));
   ZS_RETURN_IF_ERROR(RefuseExisting(dir_fd, name));
   std::string temporary_name = TemporaryName(name);
@@ -204,8 +199,8 @@ absl::StatusOr<TemporaryDirectory> TemporaryDirectory::Create(int dir_fd,
     return ErrnoError(errno, "make directory", PathOf(dir_fd, temporary_name));
   }
   directory.temporary_name_ = std::move(temporary_name);
-  ZS_ASSIGN_OR_RETURN(
-      directory.fd_, OpenBeneath(dir_fd, directory.temporary_name_, O_RDONLY | O_DIRECTORY));
+  ZS_ASSIGN_OR_RETURN(directory.fd_,
+                      OpenBeneath(dir_fd, directory.temporary_name_, O_RDONLY | O_DIRECTORY));
   return directory;
 }
 

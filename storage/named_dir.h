@@ -1,9 +1,10 @@
 // Files and directories beneath a directory descriptor, named by clients.
 //
 // Clients send names, never paths. A name is one path component, opened without following symbolic
-// links, so that nothing outside the directory can be reached. What is written appears whole or not at
-// all: it is made under a temporary name, synced, and renamed. Temporary names begin with ".tmp-" and no
-// valid name begins with a dot. Leftovers of a crash are collected by RemoveTemporaries.
+// links, so that nothing outside the directory can be reached. What is written appears whole or not
+// at all: it is made under a temporary name, synced, and renamed. Temporary names begin with
+// ".tmp-" and no valid name begins with a dot. Leftovers of a crash are collected by
+// RemoveTemporaries.
 //
 // Thread-safe as far as the objects are not shared. Fault point: storage.named_dir.rename.
 #ifndef ZEROSHARD_STORAGE_NAMED_DIR_H_
@@ -83,8 +84,8 @@ class TemporaryDirectory {
   std::string temporary_name_;  // empty once committed
 };
 
-// Removes what earlier processes left under temporary names: files, and directories of files. Returns
-// how many entries it removed. Only for a directory that no other process writes to.
+// Removes what earlier processes left under temporary names: files, and directories of files.
+// Returns how many entries it removed. Only for a directory that no other process writes to.
 absl::StatusOr<int> RemoveTemporaries(int dir_fd);
 
 }  // namespace zeroshard

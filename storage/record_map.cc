@@ -23,9 +23,9 @@ absl::Status RecordMap::Add(size_t shard, std::span<const ShardRecord> records,
     const bool inside = record.unit < layout.units().size() &&
                         record.grains.end <= layout.units()[record.unit].grains;
     if (!inside) {
-      return CorruptAt(path, record.offset,
-                       Describe(record.unit, record.kind, record.grains) +
-                           ": the layout has no such grains");
+      return CorruptAt(
+          path, record.offset,
+          Describe(record.unit, record.kind, record.grains) + ": the layout has no such grains");
     }
     kinds_[record.kind][record.unit].push_back({shard, record});
   }
@@ -62,14 +62,12 @@ std::span<const RecordPlace> RecordMap::Find(uint32_t unit, std::string_view kin
   return places->second;
 }
 
-absl::StatusOr<std::span<const RecordPlace>> RecordMap::Cover(uint32_t unit,
-                                                              std::string_view kind,
+absl::StatusOr<std::span<const RecordPlace>> RecordMap::Cover(uint32_t unit, std::string_view kind,
                                                               GrainRange range) const {
   std::span<const RecordPlace> places = Find(unit, kind);
   if (range.begin >= range.end) return std::span<const RecordPlace>();
   if (places.empty()) {
-    return absl::NotFoundError(
-        absl::StrCat("the checkpoint has no ", Describe(unit, kind, range)));
+    return absl::NotFoundError(absl::StrCat("the checkpoint has no ", Describe(unit, kind, range)));
   }
   const auto first = std::partition_point(
       places.begin(), places.end(),
@@ -78,8 +76,8 @@ absl::StatusOr<std::span<const RecordPlace>> RecordMap::Cover(uint32_t unit,
   auto last = first;
   while (next < range.end) {
     if (last == places.end() || last->record.grains.begin > next) {
-      return absl::DataLossError(absl::StrCat("no shard holds grain ", next, " of ",
-                                              Describe(unit, kind, range)));
+      return absl::DataLossError(
+          absl::StrCat("no shard holds grain ", next, " of ", Describe(unit, kind, range)));
     }
     next = last->record.grains.end;
     ++last;

@@ -1,4 +1,5 @@
-// RecordMap: which record of which shard holds a grain of a kind of state. Pure; immutable once sealed.
+// RecordMap: which record of which shard holds a grain of a kind of state. Pure; immutable once
+// sealed.
 #ifndef ZEROSHARD_STORAGE_RECORD_MAP_H_
 #define ZEROSHARD_STORAGE_RECORD_MAP_H_
 
@@ -35,8 +36,8 @@ class RecordMap {
   // All records of one kind of state of a unit, in order of grains; empty when there are none.
   std::span<const RecordPlace> Find(uint32_t unit, std::string_view kind) const;
 
-  // Those that hold grains of `range`. DataLoss naming the first grain that no record holds, NotFound
-  // when there is no record of the kind at all.
+  // Those that hold grains of `range`. DataLoss naming the first grain that no record holds,
+  // NotFound when there is no record of the kind at all.
   absl::StatusOr<std::span<const RecordPlace>> Cover(uint32_t unit, std::string_view kind,
                                                      GrainRange range) const;
 

@@ -1,9 +1,9 @@
 // Safetensors files: written while the tensors stream by, and read strictly.
 //
-// The format is that of huggingface.co/docs/safetensors: 8 bytes length of the header, the header (JSON:
-// name -> dtype, shape, data_offsets), the data without holes. A tied parameter is written whole under
-// each of its names, because the format has no aliases; `__metadata__` names the original. Format page:
-// docs/safetensors.md.
+// The format is that of huggingface.co/docs/safetensors: 8 bytes length of the header, the header
+// (JSON: name -> dtype, shape, data_offsets), the data without holes. A tied parameter is written
+// whole under each of its names, because the format has no aliases; `__metadata__` names the
+// original. Format page: docs/safetensors.md.
 #ifndef ZEROSHARD_STORAGE_SAFETENSORS_H_
 #define ZEROSHARD_STORAGE_SAFETENSORS_H_
 
@@ -35,16 +35,16 @@ struct TensorSpec {
 // data.
 class SafetensorsWriter {
  public:
-  // Writes the header into `fd` (open for writing, empty, stays the caller's) and reserves the space of
-  // all data. `metadata` becomes part of `__metadata__`, beside `format` = `pt` and one `alias:NAME` for
-  // each alias. InvalidArgument for names or metadata that are not UTF-8, a name used twice, a shape that
-  // overflows, too large a header.
+  // Writes the header into `fd` (open for writing, empty, stays the caller's) and reserves the
+  // space of all data. `metadata` becomes part of `__metadata__`, beside `format` = `pt` and one
+  // `alias:NAME` for each alias. InvalidArgument for names or metadata that are not UTF-8, a name
+  // used twice, a shape that overflows, too large a header.
   static absl::StatusOr<SafetensorsWriter> Create(
       int fd, const std::vector<TensorSpec>& tensors,
       const std::map<std::string, std::string>& metadata);
 
-  // Appends elements to tensor `tensor` (index into `tensors`). Tensors may be written in any order, the
-  // pieces of one in theirs. InvalidArgument past the tensor's end.
+  // Appends elements to tensor `tensor` (index into `tensors`). Tensors may be written in any
+  // order, the pieces of one in theirs. InvalidArgument past the tensor's end.
   absl::Status Append(size_t tensor, std::span<const std::byte> data);
 
   // FailedPrecondition when a tensor is not complete. Syncs. Returns the length of the file.
@@ -82,9 +82,9 @@ struct SafetensorsHeader {
   uint64_t data_offset = 0;  // of the data in the file
 };
 
-// Checks a whole file's header against all rules of the format: known data types, sizes that match the
-// shapes, no holes, no overlap, no name twice, nothing after the data. `header` is the JSON text,
-// `data_bytes` the length of what follows it. Pure. InvalidArgument says what is wrong.
+// Checks a whole file's header against all rules of the format: known data types, sizes that match
+// the shapes, no holes, no overlap, no name twice, nothing after the data. `header` is the JSON
+// text, `data_bytes` the length of what follows it. Pure. InvalidArgument says what is wrong.
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view header,
                                                          uint64_t data_bytes);
 

@@ -21,9 +21,9 @@ constexpr uint64_t kLengthBytes = 8;
 // Bytes of one element; 0 for an unknown type.
 uint64_t ElementBytes(std::string_view dtype) {
   static constexpr std::pair<std::string_view, uint64_t> kTypes[] = {
-      {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"I16", 2}, {"U16", 2},
-      {"F16", 2},  {"BF16", 2}, {"I32", 4}, {"U32", 4},     {"F32", 4},     {"F64", 8}, {"I64", 8},
-      {"U64", 8}};
+      {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1},
+      {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},
+      {"U32", 4},  {"F32", 4}, {"F64", 8}, {"I64", 8},     {"U64", 8}};
   for (const auto& [name, bytes] : kTypes) {
     if (name == dtype) return bytes;
   }
@@ -127,8 +127,8 @@ absl::Status CheckTiling(std::span<const TensorEntry> tensors, uint64_t data_byt
     next = tensor.end;
   }
   if (next == data_bytes) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("the tensors have ", next, " bytes, the file holds ",
-                                                 data_bytes, " bytes of data"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the tensors have ", next, " bytes, the file holds ", data_bytes, " bytes of data"));
 }
 
 }  // namespace
@@ -166,8 +166,9 @@ absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(int fd) {
   ZS_RETURN_IF_ERROR(ReadAllAt(fd, std::as_writable_bytes(std::span<char>(text)), 0, path));
   const uint64_t length = IntegerAt<uint64_t>(text, 0);
   if (length > kMaxSafetensorsHeader || length > file_bytes - kLengthBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": a header of ", length, " bytes in a file of ",
-                                                   file_bytes, " bytes is impossible"));
+    return absl::InvalidArgumentError(absl::StrCat(path, ": a header of ", length,
+                                                   " bytes in a file of ", file_bytes,
+                                                   " bytes is impossible"));
   }
   text.resize(length);
   ZS_RETURN_IF_ERROR(

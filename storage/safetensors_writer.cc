@@ -19,7 +19,8 @@
 namespace zeroshard {
 namespace {
 
-// The header is padded to a multiple of this many bytes, as the reference does, so that data is aligned.
+// The header is padded to a multiple of this many bytes, as the reference does, so that data is
+// aligned.
 constexpr uint64_t kHeaderAlignment = 8;
 // Far below what a file offset holds.
 constexpr uint64_t kMaxFileBytes = uint64_t{1} << 60;
@@ -99,8 +100,8 @@ absl::StatusOr<std::string> MetadataJson(const std::vector<TensorSpec>& tensors,
 void AppendEntryJson(std::string& json, const std::string& name, const TensorSpec& tensor,
                      uint64_t begin, uint64_t bytes) {
   absl::StrAppend(&json, ",", JsonString(name), ":{\"dtype\":\"", Abs(FormatName(tensor.dtype)),
-                  "\",\"shape\":[", absl::StrJoin(tensor.shape, ","), "],\"data_offsets\":[",
-                  begin, ",", begin + bytes, "]}");
+                  "\",\"shape\":[", absl::StrJoin(tensor.shape, ","), "],\"data_offsets\":[", begin,
+                  ",", begin + bytes, "]}");
 }
 
 }  // namespace
@@ -166,9 +167,8 @@ absl::StatusOr<uint64_t> SafetensorsWriter::Finish() && {
   ZS_RETURN_IF_ERROR(status_);
   for (const Target& target : targets_) {
     if (target.written != target.bytes) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("tensor \"", target.name, "\" has ", target.written, " of ", target.bytes,
-                       " bytes"));
+      return absl::FailedPreconditionError(absl::StrCat(
+          "tensor \"", target.name, "\" has ", target.written, " of ", target.bytes, " bytes"));
     }
   }
   if (::ftruncate(fd_, static_cast<off_t>(file_bytes_)) != 0) {

@@ -24,7 +24,8 @@ std::string Sealed(std::string bytes, uint64_t size) {
   return bytes;
 }
 
-// Checks size, magic and checksum of what Sealed made; `offset` of it in the file is for the message.
+// Checks size, magic and checksum of what Sealed made; `offset` of it in the file is for the
+// message.
 absl::Status CheckSeal(std::string_view bytes, uint64_t size, std::string_view magic,
                        const std::string& path, uint64_t offset) {
   if (bytes.size() != size) {

@@ -1,5 +1,6 @@
-// The bytes of a checkpoint's shard file and commit marker: encoded, decoded, checked. Pure. Decoders
-// return what is wrong as a DataLoss with the file's name. Format page: docs/checkpoint.md.
+// The bytes of a checkpoint's shard file and commit marker: encoded, decoded, checked. Pure.
+// Decoders return what is wrong as a DataLoss with the file's name. Format page:
+// docs/checkpoint.md.
 #ifndef ZEROSHARD_STORAGE_SHARD_FORMAT_H_
 #define ZEROSHARD_STORAGE_SHARD_FORMAT_H_
 

@@ -1,7 +1,8 @@
 // ShardReader: one verified shard file of a checkpoint.
 //
-// Open reads and verifies header, footer and index; Read verifies the whole record before it returns.
-// Immutable after Open: Read may be called from any thread. Format page: docs/checkpoint.md.
+// Open reads and verifies header, footer and index; Read verifies the whole record before it
+// returns. Immutable after Open: Read may be called from any thread. Format page:
+// docs/checkpoint.md.
 #ifndef ZEROSHARD_STORAGE_SHARD_READER_H_
 #define ZEROSHARD_STORAGE_SHARD_READER_H_
 
@@ -20,8 +21,8 @@ namespace zeroshard {
 
 class ShardReader {
  public:
-  // Opens the shard of `worker` beneath `dir_fd`. DataLoss naming file and offset when it is missing,
-  // damaged, of another worker or of another checkpoint than `identity`.
+  // Opens the shard of `worker` beneath `dir_fd`. DataLoss naming file and offset when it is
+  // missing, damaged, of another worker or of another checkpoint than `identity`.
   static absl::StatusOr<ShardReader> Open(int dir_fd, uint32_t worker,
                                           const CheckpointIdentity& identity);
 

@@ -23,8 +23,8 @@ absl::StatusOr<ShardWriter> ShardWriter::Create(int dir_fd, uint32_t worker,
   const std::string name = shard_format::ShardFileName(worker);
   ZS_ASSIGN_OR_RETURN(writer.fd_, OpenBeneath(dir_fd, name, O_RDWR | O_CREAT | O_EXCL));
   writer.path_ = DescribeFd(writer.fd_.get());
-  ZS_RETURN_IF_ERROR(ReserveSpace(writer.fd_.get(),
-                                  shard_format::kHeaderBytes + expected_bytes, writer.path_));
+  ZS_RETURN_IF_ERROR(
+      ReserveSpace(writer.fd_.get(), shard_format::kHeaderBytes + expected_bytes, writer.path_));
   const std::string header = shard_format::EncodeHeader({worker, identity});
   ZS_RETURN_IF_ERROR(WriteAllAt(writer.fd_.get(), AsBytes(header), 0, writer.path_));
   writer.header_checksum_ = Xxh3_64(header);
@@ -38,9 +38,9 @@ absl::Status ShardWriter::Append(uint32_t unit, GrainRange grains, std::string_v
   ZS_RETURN_IF_ERROR(shard_format::ValidateKind(kind));
   const bool ordered = grains.begin <= grains.end && grains.end <= kMaxElements / kGrainElements;
   if (!ordered || data.size() != grains.elements() * SizeOf(dtype)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("grains [", grains.begin, ", ", grains.end, ") of unit ", unit, " with ",
-                     data.size(), " bytes"));
+    return absl::InvalidArgumentError(absl::StrCat("grains [", grains.begin, ", ", grains.end,
+                                                   ") of unit ", unit, " with ", data.size(),
+                                                   " bytes"));
   }
   for (uint64_t begin = grains.begin; begin < grains.end; begin += kMaxRecordGrains) {
     ShardRecord record;
@@ -69,8 +69,8 @@ absl::Status ShardWriter::WriteEnd() {
   const std::string index = shard_format::EncodeIndex(records_);
   const uint64_t index_offset = RoundUpTo(end_, kShardAlignment);
   ZS_RETURN_IF_ERROR(WriteAllAt(fd_.get(), AsBytes(index), index_offset, path_));
-  const std::string footer = shard_format::EncodeFooter(
-      {index_offset, records_.size(), Xxh3_64(index), header_checksum_});
+  const std::string footer =
+      shard_format::EncodeFooter({index_offset, records_.size(), Xxh3_64(index), header_checksum_});
   const uint64_t footer_offset = index_offset + index.size();
   ZS_RETURN_IF_ERROR(WriteAllAt(fd_.get(), AsBytes(footer), footer_offset, path_));
   end_ = footer_offset + footer.size();

@@ -1,8 +1,9 @@
 // ShardWriter: writes one worker's file of a checkpoint, streaming.
 //
-// Owned by the worker during a save, one thread at a time. Nothing is kept in memory but the index (80
-// bytes for each 4 MiB). The file counts only once Finish returned OK and the checkpoint was committed;
-// the first error sticks. Fault points: those of storage/file_io.h. Format page: docs/checkpoint.md.
+// Owned by the worker during a save, one thread at a time. Nothing is kept in memory but the index
+// (80 bytes for each 4 MiB). The file counts only once Finish returned OK and the checkpoint was
+// committed; the first error sticks. Fault points: those of storage/file_io.h. Format page:
+// docs/checkpoint.md.
 #ifndef ZEROSHARD_STORAGE_SHARD_WRITER_H_
 #define ZEROSHARD_STORAGE_SHARD_WRITER_H_
 

@@ -1,9 +1,10 @@
-// sources: storage/shard_format.cc storage/record_map.cc storage/layout.cc storage/utf8.cc storage/file_io.cc base/checksum.cc base/fault_point.cc base/status.cc
+// sources: storage/shard_format.cc storage/record_map.cc storage/layout.cc storage/utf8.cc
+// sources: storage/file_io.cc base/checksum.cc base/fault_point.cc base/status.cc
 // libs: absl_status absl_statusor absl_strings absl_str_format absl_time -lxxhash
 // seeds: tests/fuzz/seeds/checkpoint
 
-// Any bytes as the parts of a checkpoint whose checksums hold: decoders refuse them, or what they give
-// lies within the file and the layout, and encodes to the same meaning.
+// Any bytes as the parts of a checkpoint whose checksums hold: decoders refuse them, or what they
+// give lies within the file and the layout, and encodes to the same meaning.
 
 #include <cstddef>
 #include <cstdint>
@@ -70,8 +71,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static_cast<void>(shard_format::DecodeCommit(bytes, kPath).ok());
   if (size >= shard_format::kFooterBytes) {
     const uint64_t file_bytes = size + 4096;
-    const auto footer = shard_format::DecodeFooter(
-        bytes.substr(size - shard_format::kFooterBytes), file_bytes, kPath);
+    const auto footer = shard_format::DecodeFooter(bytes.substr(size - shard_format::kFooterBytes),
+                                                   file_bytes, kPath);
     Require(!footer.ok() || footer->index_offset <= file_bytes);
   }
   return 0;

@@ -1,10 +1,13 @@
-// sources: storage/journal.cc storage/journal_frame.cc storage/file_io.cc storage/named_dir.cc base/checksum.cc base/fault_point.cc base/random_token.cc base/check.cc base/status.cc base/unique_fd.cc
+// sources: storage/journal.cc storage/journal_frame.cc storage/file_io.cc storage/named_dir.cc
+// sources: base/checksum.cc base/fault_point.cc base/random_token.cc base/check.cc
+// sources: base/status.cc base/unique_fd.cc
 // libs: absl_status absl_statusor absl_strings absl_str_format absl_time -lxxhash
 // seeds: tests/fuzz/seeds/journal
 
 // Any bytes as a journal: replay ends with an error or with records that are whole; after it the
-// journal can be appended to and gives the same records again. Bytes after a leading 'R' are taken as
-// they are; all else is a list of edits to a well-formed journal, because no fuzzer guesses a checksum.
+// journal can be appended to and gives the same records again. Bytes after a leading 'R' are taken
+// as they are; all else is a list of edits to a well-formed journal, because no fuzzer guesses a
+// checksum.
 
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,11 +1,12 @@
-// sources: storage/layout.cc storage/layout_proto.cc storage/utf8.cc proto/model.pb.cc base/checksum.cc base/check.cc base/status.cc
+// sources: storage/layout.cc storage/layout_proto.cc storage/utf8.cc proto/model.pb.cc
+// sources: base/checksum.cc base/check.cc base/status.cc
 // libs: protobuf absl_status absl_statusor absl_strings absl_str_format -lxxhash
 // seeds: tests/fuzz/seeds/layout
 // generated: //proto:model_cc
 
-// Any bytes as a manifest and a number of workers: refused, or a layout in which every parameter has its
-// place, parameters do not overlap, every grain has one owner, and the number of workers changes nothing
-// else.
+// Any bytes as a manifest and a number of workers: refused, or a layout in which every parameter
+// has its place, parameters do not overlap, every grain has one owner, and the number of workers
+// changes nothing else.
 
 #include <algorithm>
 #include <cstddef>

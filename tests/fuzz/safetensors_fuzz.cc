@@ -1,10 +1,11 @@
-// sources: storage/safetensors_reader.cc storage/safetensors_writer.cc storage/json_text.cc storage/utf8.cc storage/file_io.cc base/fault_point.cc base/status.cc
+// sources: storage/safetensors_reader.cc storage/safetensors_writer.cc storage/json_text.cc
+// sources: storage/utf8.cc storage/file_io.cc base/fault_point.cc base/status.cc
 // libs: absl_status absl_statusor absl_strings absl_str_format absl_time
 // seeds: tests/fuzz/seeds/safetensors
 
-// Two things of any bytes. As a header: it is refused, or its tensors tile the data. As names, shapes and
-// metadata of a file to write: it is refused, or the strict reader takes what was written and finds the
-// same names.
+// Two things of any bytes. As a header: it is refused, or its tensors tile the data. As names,
+// shapes and metadata of a file to write: it is refused, or the strict reader takes what was
+// written and finds the same names.
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -68,8 +69,7 @@ void WriteAndRead(std::string_view input) {
   const std::vector<TensorSpec> tensors = Tensors(input);
   const int fd = ::memfd_create("safetensors", MFD_CLOEXEC);
   Require(fd >= 0);
-  auto writer =
-      SafetensorsWriter::Create(fd, tensors, {{"key", std::string(input.substr(0, 9))}});
+  auto writer = SafetensorsWriter::Create(fd, tensors, {{"key", std::string(input.substr(0, 9))}});
   if (writer.ok()) {
     std::set<std::string> names;
     for (size_t i = 0; i < tensors.size(); ++i) {

@@ -1,4 +1,5 @@
-// What happens to a checkpoint on a bad disk, in the wrong place, or in the hands of a failing writer.
+// What happens to a checkpoint on a bad disk, in the wrong place, or in the hands of a failing
+// writer.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -43,8 +44,8 @@ void ExpectLossNames(const absl::Status& status, const std::string& file) {
   EXPECT_THAT(std::string(status.message()), HasSubstr(file + " at offset "));
 }
 
-// A flip is found, or lies in a hole between records and changes nothing that is read: ReadAll compares
-// every byte.
+// A flip is found, or lies in a hole between records and changes nothing that is read: ReadAll
+// compares every byte.
 TEST(CheckpointDamageTest, AFlipAnywhereIsFoundOrHarmless) {
   TempDir dir;
   const TestJob job = TestJob::OfLengths({300, 20});
@@ -127,8 +128,8 @@ TEST(CheckpointDamageTest, ForeignShardsAreFound) {
   ExpectLossNames(ReadAll(dir, job), "c/manifest.pb");
 }
 
-// The same job saved twice at one step: shards of both have the same header, but only one footer is in
-// the manifest.
+// The same job saved twice at one step: shards of both have the same header, but only one footer is
+// in the manifest.
 TEST(CheckpointDamageTest, AShardOfAnotherSaveOfTheSameStepIsFound) {
   TempDir dir;
   const TestJob job = TestJob::OfLengths({600});
@@ -158,6 +159,13 @@ TEST(CheckpointDamageTest, AWriterThatRunsOutOfSpaceFailsForGood) {
   EXPECT_THAT(std::string(first.message()), HasSubstr("shard-0.zsc at offset"));
   EXPECT_EQ(writer->Append(0, range, "master", DType::kFloat32, bytes), first);
   EXPECT_EQ((*std::move(writer)).Finish().status(), first);
+}
+
+TEST(CheckpointDamageTest, AShardLargerThanTheDiskIsRefusedAtOnce) {
+  TempDir dir;
+  const auto writer = ShardWriter::Create(dir.fd(), 0, {}, uint64_t{1} << 60);
+  EXPECT_EQ(writer.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(writer.status().message()), HasSubstr("are free on its file system"));
 }
 
 #ifdef ZEROSHARD_FAULTS

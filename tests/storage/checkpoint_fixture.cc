@@ -30,9 +30,7 @@ Layout TestJob::LayoutFor(uint32_t workers) const {
   return *std::move(layout);
 }
 
-CheckpointIdentity TestJob::Identity() const {
-  return {job_id, LayoutFor(1).fingerprint(), step};
-}
+CheckpointIdentity TestJob::Identity() const { return {job_id, LayoutFor(1).fingerprint(), step}; }
 
 records::v1::CheckpointManifest TestJob::Manifest() const {
   records::v1::CheckpointManifest manifest;
@@ -70,8 +68,7 @@ std::vector<std::byte> TestJob::Bytes(uint32_t unit, const TestKind& kind,
 
 absl::Status TestJob::WriteShard(int dir_fd, uint32_t worker, uint32_t workers) const {
   const Layout layout = LayoutFor(workers);
-  ZS_ASSIGN_OR_RETURN(ShardWriter writer,
-                      ShardWriter::Create(dir_fd, worker, Identity(), 4096));
+  ZS_ASSIGN_OR_RETURN(ShardWriter writer, ShardWriter::Create(dir_fd, worker, Identity(), 4096));
   for (uint32_t u = 0; u < layout.units().size(); ++u) {
     const GrainRange slice = layout.slice(u, worker);
     for (const TestKind& kind : Kinds(layout.units()[u])) {

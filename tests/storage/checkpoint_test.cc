@@ -26,8 +26,7 @@ CheckpointReader Reader(const TempDir& dir, const std::string& name) {
 // Small parameters, and units large enough that slices and records of 4096 grains cross.
 std::vector<ParameterSpec> MixedModel() {
   std::vector<ParameterSpec> parameters;
-  const auto add = [&](const char* name, std::vector<uint64_t> shape, DType dtype,
-                       bool trainable) {
+  const auto add = [&](const char* name, std::vector<uint64_t> shape, DType dtype, bool trainable) {
     ParameterSpec spec;
     spec.name = name;
     spec.shape = std::move(shape);
@@ -167,8 +166,8 @@ TEST(CheckpointTest, AGrainIsStoredOnce) {
   auto second = ShardWriter::Create(checkpoint->dir_fd(), 1, job.Identity(), 0);
   ASSERT_TRUE(second.ok());
   const GrainRange range = {1, 2};
-  ASSERT_TRUE(second->Append(0, range, "master", DType::kFloat32, job.Bytes(0, {"master"}, range))
-                  .ok());
+  ASSERT_TRUE(
+      second->Append(0, range, "master", DType::kFloat32, job.Bytes(0, {"master"}, range)).ok());
   ASSERT_TRUE((*std::move(second)).Finish().ok());
   const auto bytes = (*std::move(checkpoint)).Commit(job.Manifest(), 2);
   EXPECT_THAT(std::string(bytes.status().message()), HasSubstr("stored twice"));

@@ -268,11 +268,10 @@ TEST(JournalTest, TheFirstErrorOfAWriteSticks) {
 }
 
 #ifdef ZEROSHARD_FAULTS
-// Every step of appending and compacting fails once: what was acknowledged is there, what was not is
-// there whole or not at all.
+// Every step of appending and compacting fails once: what was acknowledged is there, what was not
+// is there whole or not at all.
 TEST(JournalTest, FailAtEveryPointUntilClean) {
-  for (const char* point :
-       {"storage.file.write", "storage.file.sync", "storage.journal.rename"}) {
+  for (const char* point : {"storage.file.write", "storage.file.sync", "storage.journal.rename"}) {
     bool clean = false;
     for (int k = 1; !clean && k < 50; ++k) {
       TempDir dir;
@@ -280,8 +279,7 @@ TEST(JournalTest, FailAtEveryPointUntilClean) {
       ASSERT_TRUE(ArmFaultPoints(absl::StrCat(point, "=return:", k)).ok());
       Opened opened = OpenJournal(dir);
       bool kept = opened.status.ok() && opened.journal->Append("kept").ok();
-      const bool compacted =
-          kept && opened.journal->Compact(Payloads{"kept", "compacted"}).ok();
+      const bool compacted = kept && opened.journal->Compact(Payloads{"kept", "compacted"}).ok();
       clean = compacted && opened.journal->Append("last").ok();
       opened.journal.reset();
       ResetFaultPoints();

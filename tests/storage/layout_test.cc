@@ -102,10 +102,9 @@ TEST(LayoutTest, TypesAndTrainabilityAreKeptApart) {
 
 TEST(LayoutTest, ConsecutiveSmallModulesCoalesceAroundLargeOnes) {
   const uint64_t large = kCoalesceElements;
-  const Layout layout =
-      Make({Spec("a", {large - 1}, "a"), Spec("b", {1}, "b"), Spec("c", {1}, "c"),
-            Spec("d", {large}, "d"), Spec("e", {2}, "e"), Spec("f", {2}, "f")},
-           1);
+  const Layout layout = Make({Spec("a", {large - 1}, "a"), Spec("b", {1}, "b"), Spec("c", {1}, "c"),
+                              Spec("d", {large}, "d"), Spec("e", {2}, "e"), Spec("f", {2}, "f")},
+                             1);
   // a and b reach the bound together, so that c starts anew; d is large and stands alone.
   ASSERT_EQ(layout.units().size(), 4u);
   EXPECT_THAT(layout.units()[0].parameters, ElementsAre(0, 1));
@@ -179,8 +178,8 @@ TEST(LayoutTest, TheFingerprintIsStable) {
 TEST(LayoutTest, AHundredThousandTensorsAreLaidOutFast) {
   std::vector<ParameterSpec> specs;
   for (int i = 0; i < 100000; ++i) {
-    specs.push_back(Spec(absl::StrCat("model.layers.", i, ".weight"), {10},
-                         absl::StrCat("model.layers.", i)));
+    specs.push_back(
+        Spec(absl::StrCat("model.layers.", i, ".weight"), {10}, absl::StrCat("model.layers.", i)));
   }
   // Processor time, which other programs do not lengthen.
   const std::clock_t start = std::clock();

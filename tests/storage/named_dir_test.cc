@@ -22,8 +22,8 @@ TEST(NamedDirTest, NamesAreOneComponentOfHarmlessCharacters) {
     EXPECT_TRUE(ValidateName(name).ok()) << name;
   }
   EXPECT_TRUE(ValidateName(std::string(128, 'x')).ok());
-  for (const char* name : {"", ".", "..", ".hidden", "a/b", "/a", "a b", "a\n", "\xC3\xBC", "a\\b",
-                           "a:b", "~"}) {
+  for (const char* name :
+       {"", ".", "..", ".hidden", "a/b", "/a", "a b", "a\n", "\xC3\xBC", "a\\b", "a:b", "~"}) {
     EXPECT_EQ(ValidateName(name).code(), absl::StatusCode::kInvalidArgument) << name;
   }
   EXPECT_FALSE(ValidateName(std::string(129, 'x')).ok());

@@ -55,9 +55,9 @@ std::string DataOf(const SafetensorsHeader& header, const std::string& file,
 TEST(SafetensorsTest, TensorsOfAllTypesComeBack) {
   TempDir dir;
   const UniqueFd fd = NewFile(dir);
-  const std::vector<TensorSpec> specs = {
-      Spec("half", {3}, DType::kBfloat16), Spec("full", {2, 3}), Spec("scalar", {}),
-      Spec("none", {0, 4}, DType::kFloat16), Spec("odd", {5}, DType::kFloat16)};
+  const std::vector<TensorSpec> specs = {Spec("half", {3}, DType::kBfloat16), Spec("full", {2, 3}),
+                                         Spec("scalar", {}), Spec("none", {0, 4}, DType::kFloat16),
+                                         Spec("odd", {5}, DType::kFloat16)};
   auto writer = SafetensorsWriter::Create(fd.get(), specs, {{"step", "7"}});
   ASSERT_TRUE(writer.ok()) << writer.status();
   const std::vector<std::string> data = {Bytes(6, 1), Bytes(24, 2), Bytes(4, 3), "", Bytes(10, 4)};
@@ -99,16 +99,14 @@ TEST(SafetensorsTest, TiedNamesAreAllThere) {
   for (const char* name : {"w", "v", "u"}) {
     EXPECT_EQ(DataOf(*header, dir.Read("f"), name), "abcdefgh");
   }
-  EXPECT_EQ(header->metadata,
-            (Metadata{{"format", "pt"}, {"alias:v", "w"}, {"alias:u", "w"}}));
+  EXPECT_EQ(header->metadata, (Metadata{{"format", "pt"}, {"alias:v", "w"}, {"alias:u", "w"}}));
 }
 
 // The example of docs/safetensors.md.
 TEST(SafetensorsTest, TheHeaderIsTheOneOfTheFormatPage) {
   TempDir dir;
   const UniqueFd fd = NewFile(dir);
-  auto writer =
-      SafetensorsWriter::Create(fd.get(), {Spec("w", {2}, DType::kFloat32, {"v"})}, {});
+  auto writer = SafetensorsWriter::Create(fd.get(), {Spec("w", {2}, DType::kFloat32, {"v"})}, {});
   ASSERT_TRUE(writer.ok());
   const std::string expected =
       R"({"__metadata__":{"alias:v":"w","format":"pt"},"w":{"dtype":"F32","shape":[2],)"
@@ -119,7 +117,7 @@ TEST(SafetensorsTest, TheHeaderIsTheOneOfTheFormatPage) {
 TEST(SafetensorsTest, NamesAreEscaped) {
   TempDir dir;
   const UniqueFd fd = NewFile(dir);
-  const std::vector<std::string> names = {"a\"b\\c", "tab\there", "gewicht_\xC3\xBC",
+  const std::vector<std::string> names = {"a\"b\\c",          "tab\there", "gewicht_\xC3\xBC",
                                           "\xF0\x9F\x8E\x89", "{\"x\":1}", "\x01\x7F"};
   std::vector<TensorSpec> specs;
   for (const std::string& name : names) specs.push_back(Spec(name, {0}));
@@ -163,6 +161,14 @@ TEST(SafetensorsTest, TooMuchOrTooLittleDataIsRefused) {
   const auto bytes = (*std::move(writer)).Finish();
   EXPECT_EQ(bytes.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(bytes.status().message()), HasSubstr("\"w\" has 7 of 8 bytes"));
+}
+
+TEST(SafetensorsTest, AFileLargerThanTheDiskIsRefusedBeforeAnythingIsWritten) {
+  TempDir dir;
+  const UniqueFd fd = NewFile(dir);
+  const auto writer = SafetensorsWriter::Create(fd.get(), {Spec("w", {uint64_t{1} << 47})}, {});
+  EXPECT_EQ(writer.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(dir.Read("f"), "");
 }
 
 TEST(SafetensorsTest, TheFirstErrorSticks) {
@@ -251,7 +257,8 @@ TEST(SafetensorsTest, FailAtEveryPointUntilClean) {
       const UniqueFd fd = NewFile(dir);
       ResetFaultPoints();
       ASSERT_TRUE(ArmFaultPoints(absl::StrCat(point, "=return:", k)).ok());
-      auto writer = SafetensorsWriter::Create(fd.get(), {Spec("w", {1}, DType::kFloat32, {"v"})}, {});
+      auto writer =
+          SafetensorsWriter::Create(fd.get(), {Spec("w", {1}, DType::kFloat32, {"v"})}, {});
       clean = writer.ok() && writer->Append(0, AsBytes("1234")).ok() &&
               (*std::move(writer)).Finish().ok();
       ResetFaultPoints();

@@ -1,5 +1,5 @@
-// A directory for one test, removed with all that is in it. In memory where that is possible: sweeps
-// over every byte of a file sync thousands of times.
+// A directory for one test, removed with all that is in it. In memory where that is possible:
+// sweeps over every byte of a file sync thousands of times.
 #ifndef ZEROSHARD_TESTS_STORAGE_TEMP_DIR_H_
 #define ZEROSHARD_TESTS_STORAGE_TEMP_DIR_H_
 
