@@ -1,36 +1,35 @@
-// B4: what a control message costs, against a bare gRPC echo of the same kind on the same kind of
-// socket.
+// B4: what a control message costs, against a bare gRPC echo of the same kind and size.
 //
-//   request          Submit of a Release until its Wait returns, the worker answering at once
-//   prefetched wait  Wait for a request that has completed before it is needed
-//   echo             one message there and back over a bidirectional stream of gRPC's synchronous
-//   API
+//   control call     Admin.GetStatus of a running daemon, against a unary echo
+//   request          a gather of a unit that is in the window, from the call until Wait returns,
+//   against one
+//                    message there and back over a bidirectional stream
+//   prefetched wait  Wait for a gather that was issued ahead and has completed, against the same
 //
-// Client and server are two processes. The worker's place is taken by the tests' fake, which does
-// nothing but publish the completion: measured is the way there and back, as in the echo.
+// Client, echo server, daemon and worker are processes of their own; all sockets are Unix sockets.
 #include <grpcpp/grpcpp.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <iostream>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "base/check.h"
-#include "client/request_channel.h"
+#include "client/session.h"
+#include "proto/admin.grpc.pb.h"
+#include "tests/bench/daemon_process.h"
 #include "tests/bench/echo.grpc.pb.h"
 #include "tests/bench/paired.h"
-#include "tests/fakes/fake_session_service.h"
 
 namespace zeroshard {
 namespace {
 
 using bench::v1::Ping;
-using trainer::v1::SessionRequest;
 
 class EchoService final : public bench::v1::Echo::Service {
   grpc::Status Unary(grpc::ServerContext*, const Ping* request, Ping* reply) override {
@@ -44,129 +43,193 @@ class EchoService final : public bench::v1::Echo::Service {
   }
 };
 
-// The server process: ends with its parent.
-[[noreturn]] void Serve(FakeSessionService& worker, const std::string& echo_socket) {
+// The echo's process: ends with its parent.
+[[noreturn]] void ServeEcho(const std::string& socket) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  worker.AutoComplete();
-  worker.Start();
   EchoService echo;
   grpc::ServerBuilder builder;
-  builder.AddListeningPort(absl::StrCat("unix:", echo_socket), grpc::InsecureServerCredentials());
+  builder.AddListeningPort(absl::StrCat("unix:", socket), grpc::InsecureServerCredentials());
   builder.RegisterService(&echo);
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   server->Wait();
   _exit(0);
 }
 
-double Microseconds(absl::Time from, absl::Time to) {
-  return absl::ToDoubleMicroseconds(to - from);
+std::shared_ptr<grpc::Channel> Connect(const std::string& socket) {
+  auto channel =
+      grpc::CreateChannel(absl::StrCat("unix:", socket), grpc::InsecureChannelCredentials());
+  channel->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(20));
+  return channel;
 }
 
-std::vector<double> P50AndP99(std::vector<double> samples) {
-  return {bench::Percentile(samples, 0.50), bench::Percentile(std::move(samples), 0.99)};
+// Times `messages` calls of `once`, which says whether it went well: p50 and p99 in microseconds.
+// `after` follows each call, untimed.
+template <typename Once, typename After>
+std::vector<double> Measure(int messages, bool& good, const Once& once, const After& after) {
+  std::vector<double> samples;
+  for (int i = 0; i < messages; ++i) {
+    const absl::Time start = absl::Now();
+    good = once() && good;
+    samples.push_back(absl::ToDoubleMicroseconds(absl::Now() - start));
+    good = after() && good;
+  }
+  return {bench::Percentile(samples, 0.50), bench::Percentile(samples, 0.99)};
 }
 
-SessionRequest Release(uint32_t unit) {
-  SessionRequest request;
-  request.mutable_release()->add_units(unit);
-  return request;
+template <typename Once>
+std::vector<double> Measure(int messages, bool& good, const Once& once) {
+  return Measure(messages, good, once, [] { return true; });
 }
 
 class Rpc {
  public:
-  Rpc(const RankPage& page, const std::string& worker_socket, const std::string& echo_socket,
+  Rpc(Session* session, const std::string& daemon_socket, const std::string& echo_socket,
       int messages)
       : messages_(messages),
-        channel_(Connect(page, worker_socket)),
-        stub_(bench::v1::Echo::NewStub(grpc::CreateChannel(absl::StrCat("unix:", echo_socket),
-                                                           grpc::InsecureChannelCredentials()))),
-        stream_(stub_->Stream(&context_)) {}
+        session_(session),
+        admin_(admin::v1::Admin::NewStub(Connect(daemon_socket))),
+        echo_(bench::v1::Echo::NewStub(Connect(echo_socket))),
+        stream_(echo_->Stream(&stream_context_)) {
+    small_.set_payload(std::string(8, 'x'));
+    admin::v1::GetStatusReply reply;
+    Require(GetStatus(&reply));
+    status_.set_payload(reply.SerializeAsString());
+  }
 
   ~Rpc() {
     stream_->WritesDone();
     stream_->Finish();
   }
 
-  std::vector<double> Requests() {
-    std::vector<double> samples;
-    for (int i = 0; i < messages_; ++i) {
-      const absl::Time start = absl::Now();
-      const uint64_t id = *channel_->Submit(Release(7));
-      good_ = good_ && channel_->Wait(id, absl::Seconds(30)).ok();
-      samples.push_back(Microseconds(start, absl::Now()));
-    }
-    return P50AndP99(std::move(samples));
+  std::vector<double> ControlCalls() {
+    admin::v1::GetStatusReply reply;
+    return Measure(messages_, good_, [&] { return GetStatus(&reply); });
+  }
+
+  std::vector<double> UnaryEchoes() {
+    Ping pong;
+    return Measure(messages_, good_, [&] {
+      grpc::ClientContext context;
+      return echo_->Unary(&context, status_, &pong).ok();
+    });
+  }
+
+  std::vector<double> Gathers() {
+    return Measure(
+        messages_, good_,
+        [&] {
+          const auto gather = session_->Gather(kUnits);
+          return gather.ok() && session_->Wait(*gather).ok();
+        },
+        [&] {
+          const auto release = session_->Release(kUnits);
+          return release.ok() && session_->Wait(*release).ok();
+        });
   }
 
   // The gathers of a step are issued ahead; by the time each is needed it has long completed.
   std::vector<double> PrefetchedWaits() {
-    std::vector<uint64_t> ids;
-    for (int i = 0; i < messages_; ++i) ids.push_back(*channel_->Submit(Release(7)));
-    good_ = good_ && channel_->Wait(ids.back(), absl::Seconds(30)).ok();
-    std::vector<double> samples;
-    for (const uint64_t id : ids) {
-      const absl::Time start = absl::Now();
-      good_ = good_ && channel_->Wait(id, absl::Seconds(30)).ok();
-      samples.push_back(Microseconds(start, absl::Now()));
+    std::vector<RequestId> ids;
+    for (int i = 0; i < messages_; ++i) {
+      const auto gather = session_->Gather(kUnits, {.prefetch = true});
+      Require(gather.ok());
+      ids.push_back(gather.value_or(0));
     }
-    return P50AndP99(std::move(samples));
+    Require(session_->Wait(ids.back()).ok());
+    size_t next = 0;
+    auto figures = Measure(messages_, good_, [&] { return session_->Wait(ids[next++]).ok(); });
+    for (int i = 0; i < messages_; ++i) Require(session_->Release(kUnits).ok());
+    return figures;
   }
 
-  std::vector<double> Echoes() {
-    std::vector<double> samples;
-    Ping ping, pong;
-    ping.set_payload(Release(7).SerializeAsString());
-    for (int i = 0; i < messages_; ++i) {
-      const absl::Time start = absl::Now();
-      ping.set_id(static_cast<uint64_t>(i));
-      good_ = good_ && stream_->Write(ping) && stream_->Read(&pong) && pong.id() == ping.id();
-      samples.push_back(Microseconds(start, absl::Now()));
-    }
-    return P50AndP99(std::move(samples));
+  std::vector<double> StreamEchoes() {
+    Ping pong;
+    return Measure(messages_, good_, [&] {
+      small_.set_id(small_.id() + 1);
+      return stream_->Write(small_) && stream_->Read(&pong) && pong.id() == small_.id();
+    });
   }
 
   bool good() const { return good_; }
 
  private:
-  static std::unique_ptr<RequestChannel> Connect(const RankPage& page, const std::string& socket) {
-    for (int tries = 0; tries < 1000; ++tries) {  // until the server process listens
-      auto channel = RequestChannel::Open(page, {.socket = socket}, absl::Seconds(30));
-      if (channel.ok()) return *std::move(channel);
-      absl::SleepFor(absl::Milliseconds(10));
-    }
-    ZS_CHECK(false, "the server process does not listen");
+  static constexpr uint32_t kUnits[] = {0};
+
+  bool GetStatus(admin::v1::GetStatusReply* reply) {
+    grpc::ClientContext context;
+    return admin_->GetStatus(&context, {}, reply).ok();
   }
+  void Require(bool holds) { good_ = holds && good_; }
 
   const int messages_;
-  const std::unique_ptr<RequestChannel> channel_;
-  const std::unique_ptr<bench::v1::Echo::Stub> stub_;
-  grpc::ClientContext context_;
+  Session* const session_;
+  const std::unique_ptr<admin::v1::Admin::Stub> admin_;
+  const std::unique_ptr<bench::v1::Echo::Stub> echo_;
+  grpc::ClientContext stream_context_;
   const std::unique_ptr<grpc::ClientReaderWriter<Ping, Ping>> stream_;
+  Ping small_;
+  Ping status_;
   bool good_ = true;
 };
 
+// One rank with one unit whose values are there.
+absl::StatusOr<std::unique_ptr<Session>> AttachAlone(const std::string& socket) {
+  AttachOptions options{.socket = socket, .job = "rpc"};
+  options.parameters.resize(1);
+  options.parameters[0].name = "weight";
+  options.parameters[0].shape = {256, 256};
+  options.groups.resize(1);
+  options.ds_config =
+      R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD", "params": {"lr": 0.1}},)"
+      R"( "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}})";
+  auto session = Session::Attach(std::move(options));
+  if (!session.ok()) return session;
+  const Unit& unit = (*session)->layout().units()[0];
+  const auto slot = (*session)->AcquireSlot(unit.bytes());
+  if (!slot.ok()) return slot.status();
+  const auto put = (*session)->Put(
+      {.unit = 0, .elements = unit.elements(), .window_offset = *slot, .last = true});
+  if (!put.ok()) return put.status();
+  const absl::Status done = (*session)->Wait(*put);
+  if (!done.ok()) return done;
+  return session;
+}
+
+void Run(bench::Bench& bench, Rpc& rpc) {
+  bench.Compare(
+      {{"control call p50", "unary echo p50", "us", bench::AtMost(1.12)},
+       {"control call p99", "unary echo p99", "us", bench::AtMost(1.25)}},
+      [&] { return rpc.ControlCalls(); }, [&] { return rpc.UnaryEchoes(); });
+  bench.Compare(
+      {{"request p50", "stream echo p50", "us", bench::AtMost(1.12)},
+       {"request p99", "stream echo p99", "us", bench::AtMost(1.25)}},
+      [&] { return rpc.Gathers(); }, [&] { return rpc.StreamEchoes(); });
+  bench.Compare(
+      {{"prefetched wait p50", "stream echo p50", "us", bench::AtMost(0.15)},
+       {"prefetched wait p99", "stream echo p99", "us", bench::AtMost(0.15)}},
+      [&] { return rpc.PrefetchedWaits(); }, [&] { return rpc.StreamEchoes(); });
+  bench.Require(rpc.good(), "a call, a request or an echo went wrong");
+}
+
 int Main(int argc, char** argv) {
   bench::Bench bench("rpc", argc, argv);
-  const std::string prefix = absl::StrCat("/tmp/zs-bench-rpc-", getpid());
-  FakeSessionService worker(prefix + "-worker");
-  const std::string echo_socket = prefix + "-echo";
-  const pid_t server = fork();  // before this process has used gRPC
-  if (server == 0) Serve(worker, echo_socket);
-  {
-    Rpc rpc(worker.page(), worker.socket(), echo_socket, bench.Size(1000, 20));
-    bench.Compare(
-        {{"request p50", "stream echo p50", "us", bench::AtMost(1.12)},
-         {"request p99", "stream echo p99", "us", bench::AtMost(1.25)}},
-        [&] { return rpc.Requests(); }, [&] { return rpc.Echoes(); });
-    bench.Compare(
-        {{"prefetched wait p50", "stream echo p50", "us", bench::AtMost(0.15)},
-         {"prefetched wait p99", "stream echo p99", "us", bench::AtMost(0.15)}},
-        [&] { return rpc.PrefetchedWaits(); }, [&] { return rpc.Echoes(); });
-    bench.Require(rpc.good(), "a request or an echo went wrong");
+  auto daemon = bench::DaemonProcess::Start(argv[0], {"cpu:0"});
+  if (!daemon.ok()) {
+    std::cerr << "rpc: " << daemon.status() << std::endl;
+    return 2;
   }
-  kill(server, SIGKILL);
-  waitpid(server, nullptr, 0);
-  unlink(worker.socket().c_str());
+  const std::string echo_socket = absl::StrCat("/tmp/zs-bench-echo-", getpid());
+  const pid_t echo = fork();  // before this process has used gRPC
+  if (echo == 0) ServeEcho(echo_socket);
+  if (auto session = AttachAlone((*daemon)->socket()); session.ok()) {
+    Rpc rpc(session->get(), (*daemon)->socket(), echo_socket, bench.Size(1000, 20));
+    Run(bench, rpc);
+    bench.Require((*session)->Detach().ok(), "the rank could not leave");
+  } else {
+    bench.Require(false, absl::StrCat("no session: ", session.status().ToString()));
+  }
+  kill(echo, SIGKILL);
+  waitpid(echo, nullptr, 0);
   unlink(echo_socket.c_str());
   return bench.Finish();
 }
