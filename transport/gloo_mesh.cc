@@ -1,10 +1,15 @@
 #include "transport/gloo_mesh.h"
 
+#include <arpa/inet.h>
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/prefix_store.h>
 #include <gloo/rendezvous/store.h>
 #include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -19,6 +24,7 @@
 #include "absl/synchronization/mutex.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/unique_fd.h"
 
 namespace zeroshard {
 namespace {
@@ -27,6 +33,9 @@ constexpr uint64_t kHeaderSlot = 1;
 constexpr uint64_t kPayloadSlot = 2;
 // Channels wait for the next frame for as long as it takes; deadlines are the users'.
 constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 365);
+// Once all addresses are known, connecting is a matter of moments.
+constexpr std::chrono::milliseconds kPairTimeout = std::chrono::seconds(10);
+constexpr absl::Duration kStoreSlice = absl::Milliseconds(500);
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(50);
 constexpr uint64_t kMaxEpochs = 1'000'000;
 
@@ -41,18 +50,19 @@ struct Header {
 // Gloo's view of a RendezvousStore; errors become exceptions, as Gloo expects.
 class StoreAdapter final : public gloo::rendezvous::Store {
  public:
-  StoreAdapter(RendezvousStore& store, absl::Duration timeout) : store_(store), timeout_(timeout) {}
+  // `stopping` ends every wait.
+  StoreAdapter(RendezvousStore& store, absl::Duration timeout, const std::atomic<bool>& stopping)
+      : store_(store), timeout_(timeout), stopping_(stopping) {}
 
   void set(const std::string& key, const std::vector<char>& data) override {
     Check(store_.Set(key, std::string(data.begin(), data.end())));
   }
   std::vector<char> get(const std::string& key) override {
-    absl::StatusOr<std::string> value = store_.Get(key, timeout_);
-    Check(value.status());
-    return {value->begin(), value->end()};
+    const std::string value = Await(key);
+    return {value.begin(), value.end()};
   }
   void wait(const std::vector<std::string>& keys) override {
-    for (const std::string& key : keys) Check(store_.Get(key, timeout_).status());
+    for (const std::string& key : keys) Await(key);
   }
   void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds&) override {
     wait(keys);
@@ -62,8 +72,19 @@ class StoreAdapter final : public gloo::rendezvous::Store {
   static void Check(const absl::Status& status) {
     if (!status.ok()) throw std::runtime_error(std::string(status.message()));
   }
+  std::string Await(const std::string& key) {
+    for (absl::Duration left = timeout_; left > absl::ZeroDuration(); left -= kStoreSlice) {
+      if (stopping_.load()) throw std::runtime_error("the mesh ends");
+      absl::StatusOr<std::string> value = store_.Get(key, std::min(left, kStoreSlice));
+      if (value.ok()) return *std::move(value);
+      if (!absl::IsDeadlineExceeded(value.status())) Check(value.status());
+    }
+    throw std::runtime_error(absl::StrCat("no ", key, " within ", absl::FormatDuration(timeout_)));
+  }
+
   RendezvousStore& store_;
   const absl::Duration timeout_;
+  const std::atomic<bool>& stopping_;
 };
 
 // The channels of one epoch. Threads end when a channel fails or Close is called.
@@ -110,13 +131,15 @@ class Connection {
       if (channel == nullptr) continue;
       absl::MutexLock lock(&channel->mu);
       channel->closing = true;
+      if (channel->sending != nullptr) channel->sending->abortWaitSend();
+      if (channel->receiving != nullptr) channel->receiving->abortWaitRecv();
     }
-    context_->closeConnections();
     for (auto& channel : channels_) {
       if (channel == nullptr) continue;
       channel->sender.join();
       channel->receiver.join();
     }
+    context_->closeConnections();
   }
 
  private:
@@ -124,10 +147,35 @@ class Connection {
     absl::Mutex mu;
     std::deque<Frame> queue ABSL_GUARDED_BY(mu);
     bool closing ABSL_GUARDED_BY(mu) = false;
+    // What the threads wait for; Close aborts it.
+    gloo::transport::UnboundBuffer* sending ABSL_GUARDED_BY(mu) = nullptr;
+    gloo::transport::UnboundBuffer* receiving ABSL_GUARDED_BY(mu) = nullptr;
     std::thread sender;
     std::thread receiver;
 
     bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) { return closing || !queue.empty(); }
+  };
+
+  // Makes `buffer` the one that Close aborts, for as long as it lives.
+  class Waiting {
+   public:
+    Waiting(Channel& channel, gloo::transport::UnboundBuffer* Channel::*slot,
+            gloo::transport::UnboundBuffer* buffer)
+        : channel_(channel), slot_(slot) {
+      absl::MutexLock lock(&channel_.mu);
+      if (channel_.closing) throw std::runtime_error("the mesh ends");
+      channel_.*slot_ = buffer;
+    }
+    ~Waiting() {
+      absl::MutexLock lock(&channel_.mu);
+      channel_.*slot_ = nullptr;
+    }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+   private:
+    Channel& channel_;
+    gloo::transport::UnboundBuffer* Channel::*const slot_;
   };
 
   template <typename Loop>
@@ -158,6 +206,7 @@ class Connection {
 
   void SendBytes(uint32_t peer, uint64_t slot, void* data, size_t bytes) {
     auto buffer = context_->createUnboundBuffer(data, bytes);
+    const Waiting waiting(*channels_[peer], &Channel::sending, buffer.get());
     buffer->send(static_cast<int>(peer), slot);
     if (!buffer->waitSend(kForever)) throw std::runtime_error("send aborted");
   }
@@ -177,6 +226,7 @@ class Connection {
 
   void ReceiveBytes(uint32_t peer, uint64_t slot, void* data, size_t bytes) {
     auto buffer = context_->createUnboundBuffer(data, bytes);
+    const Waiting waiting(*channels_[peer], &Channel::receiving, buffer.get());
     buffer->recv(static_cast<int>(peer), slot);
     if (!buffer->waitRecv(kForever)) throw std::runtime_error("receive aborted");
   }
@@ -256,19 +306,23 @@ class GlooMesh final : public Mesh {
 
   uint64_t FirstUnusedEpoch() {
     for (uint64_t epoch = 1; epoch < kMaxEpochs; ++epoch) {
-      const std::string key = absl::StrCat("mesh/", epoch, "/", options_.worker);
-      if (!store_.Get(key, absl::ZeroDuration()).ok()) return epoch;
+      if (!store_.Get(JoinedKey(epoch), absl::ZeroDuration()).ok()) return epoch;
     }
     return kMaxEpochs;
   }
 
+  std::string JoinedKey(uint64_t epoch) const {
+    return absl::StrCat("mesh/", epoch, "/joined_", options_.worker);
+  }
+
   absl::StatusOr<std::shared_ptr<gloo::rendezvous::Context>> Connect(uint64_t epoch) {
+    ZS_RETURN_IF_ERROR(store_.Set(JoinedKey(epoch), "1"));
     try {
-      StoreAdapter adapter(store_, options_.connect_timeout);
+      StoreAdapter adapter(store_, options_.connect_timeout, stopping_);
       gloo::rendezvous::PrefixStore store(absl::StrCat("mesh/", epoch), adapter);
       auto context = std::make_shared<gloo::rendezvous::Context>(static_cast<int>(options_.worker),
                                                                  static_cast<int>(options_.workers));
-      context->setTimeout(absl::ToChronoMilliseconds(options_.connect_timeout));
+      context->setTimeout(kPairTimeout);
       context->connectFullMesh(store, device_);
       return context;
     } catch (const std::exception& error) {
@@ -287,11 +341,36 @@ class GlooMesh final : public Mesh {
   std::thread keeper_;
 };
 
+// Gloo crashes on an address that it cannot bind to; so that is tried first.
+absl::Status CheckAddress(const std::string& address) {
+  sockaddr_storage storage = {};
+  socklen_t length = 0;
+  if (auto* v4 = reinterpret_cast<sockaddr_in*>(&storage);
+      inet_pton(AF_INET, address.c_str(), &v4->sin_addr) == 1) {
+    v4->sin_family = AF_INET;
+    length = sizeof(sockaddr_in);
+  } else if (auto* v6 = reinterpret_cast<sockaddr_in6*>(&storage);
+             inet_pton(AF_INET6, address.c_str(), &v6->sin6_addr) == 1) {
+    v6->sin6_family = AF_INET6;
+    length = sizeof(sockaddr_in6);
+  } else {
+    return absl::InvalidArgumentError(
+        absl::StrCat("gloo address \"", address, "\" is no IPv4 or IPv6 address"));
+  }
+  const UniqueFd probe(socket(storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!probe.valid()) return ErrnoError(errno, "socket", address);
+  if (bind(probe.get(), reinterpret_cast<const sockaddr*>(&storage), length) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("gloo address ", address, " is none of this host's"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Mesh>> CreateGlooMesh(const GlooMeshOptions& options,
                                                      RendezvousStore& store,
                                                      MeshObserver& observer) {
+  ZS_RETURN_IF_ERROR(CheckAddress(options.address));
   try {
     gloo::transport::tcp::attr attributes;
     attributes.hostname = options.address;

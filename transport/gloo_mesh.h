@@ -1,6 +1,6 @@
 // GlooMesh: a Mesh over Gloo's TCP transport. The only user of Gloo; its exceptions end here.
 //
-// Epochs: the mesh of epoch e is set up through keys "mesh/e/<worker>". A worker whose mesh of epoch e failed
+// Epochs: the mesh of epoch e is set up through keys "mesh/e/..."; "mesh/e/joined_<worker>" says who took part. A worker whose mesh of epoch e failed
 // goes on to e + 1; a worker that starts looks for the first epoch that its predecessors did not use. As all
 // channels of a failed mesh are closed, every worker moves on and meets the others in one epoch.
 #ifndef ZEROSHARD_TRANSPORT_GLOO_MESH_H_
