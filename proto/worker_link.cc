@@ -147,8 +147,8 @@ absl::Status FromMemfd(int fd, google::protobuf::MessageLite* message) {
   if (bytes == 0) return absl::DataLossError("empty memfd where a message was expected");
   ZS_ASSIGN_OR_RETURN(const std::string body, MemfdToBytes(fd, bytes - 1));
   if (!message->ParseFromString(body)) {
-    return absl::DataLossError(absl::StrCat("memfd of ", bytes, " bytes holds no ",
-                                            message->GetTypeName()));
+    return absl::DataLossError(
+        absl::StrCat("memfd of ", bytes, " bytes holds no ", message->GetTypeName()));
   }
   return absl::OkStatus();
 }

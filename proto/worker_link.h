@@ -1,16 +1,18 @@
-// The framing of proto/internal.proto on the SOCK_SEQPACKET socket that links a server and one worker.
+// The framing of proto/internal.proto on the SOCK_SEQPACKET socket that links a server and one
+// worker.
 //
-// A message is a body and any number of descriptors. On the socket it is one or more packets, each a
-// 24-byte header, at most 32 KiB of body and at most kMaxFdsPerMessage descriptors:
+// A message is a body and any number of descriptors. On the socket it is one or more packets, each
+// a 24-byte header, at most 32 KiB of body and at most kMaxFdsPerMessage descriptors:
 //
 //   packet  = magic:u32 flags:u32 body_bytes:u64 total_fds:u32 packet_fds:u32 body?
 //   flags   = 1: the body lies in a memfd, the first descriptor of the first packet (not counted in
-//                total_fds); 2: a continuation, which brings further descriptors of the same message
+//                total_fds); 2: a continuation, which brings further descriptors of the same
+//                message
 //
-// All numbers are in the machine's byte order: both ends run on one node, from one build. A message is
-// sent by one thread at a time and received by one thread at a time; the two directions are independent.
-// Errors: Unavailable when the peer is gone, DataLoss when the stream does not follow the grammar (the
-// link is then unusable), DeadlineExceeded.
+// All numbers are in the machine's byte order: both ends run on one node, from one build. A message
+// is sent by one thread at a time and received by one thread at a time; the two directions are
+// independent. Errors: Unavailable when the peer is gone, DataLoss when the stream does not follow
+// the grammar (the link is then unusable), DeadlineExceeded.
 
 #ifndef ZEROSHARD_PROTO_WORKER_LINK_H_
 #define ZEROSHARD_PROTO_WORKER_LINK_H_

@@ -75,8 +75,7 @@ class AdminService final : public Admin::Service {
   template <typename Reply, typename Fn>
   grpc::Status Decided(Fn fn, Reply* reply) {
     using Result = absl::StatusOr<Reply>;
-    absl::StatusOr<Result> result =
-        context_.loop->Call<Result>([&]() -> Result { return fn(); });
+    absl::StatusOr<Result> result = context_.loop->Call<Result>([&]() -> Result { return fn(); });
     if (!result.ok()) return ToGrpc(result.status());
     return Answer(*std::move(result), reply);
   }

@@ -30,21 +30,20 @@ std::string ParameterLine(const model::v1::Parameter& parameter) {
 
 std::string GroupLine(int index, const model::v1::GroupOptions& group) {
   return absl::StrCat("parameter group ", index, " = {lr ", group.lr(), ", weight_decay ",
-                      group.weight_decay(), ", betas ", group.beta1(), " ", group.beta2(),
-                      ", eps ", group.eps(), ", momentum ", group.momentum(), ", dampening ",
+                      group.weight_decay(), ", betas ", group.beta1(), " ", group.beta2(), ", eps ",
+                      group.eps(), ", momentum ", group.momentum(), ", dampening ",
                       group.dampening(), group.nesterov() ? ", nesterov" : "",
                       group.bias_correction() ? ", bias_correction" : "", "}");
 }
 
 absl::Status CheckRanks(const trainer::v1::AttachRequest& request) {
   if (request.world_size() == 0 || request.world_size() > kMaxRanks) {
-    return absl::InvalidArgumentError(absl::StrCat("world_size: expected 1 to ", kMaxRanks,
-                                                   ", found ", request.world_size()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("world_size: expected 1 to ", kMaxRanks, ", found ", request.world_size()));
   }
   if (request.rank() >= request.world_size()) {
-    return absl::InvalidArgumentError(absl::StrCat("rank: expected 0 to ",
-                                                   request.world_size() - 1, ", found ",
-                                                   request.rank()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank: expected 0 to ", request.world_size() - 1, ", found ", request.rank()));
   }
   if (request.local_ranks() != 0 && request.local_ranks() != request.world_size()) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -1,4 +1,5 @@
-// From an AttachRequest to what the decision thread needs: the plan, and what all ranks must agree on.
+// From an AttachRequest to what the decision thread needs: the plan, and what all ranks must agree
+// on.
 //
 // Pure; any thread.
 

@@ -25,19 +25,18 @@ constexpr absl::Duration kLongest = absl::Hours(2);
 absl::StatusOr<CheckpointOps::JobFacts> CheckpointOps::Facts(const std::string& job,
                                                              const std::string& token) {
   using Found = absl::StatusOr<JobFacts>;
-  absl::StatusOr<Found> found =
-      environment_.loop->Call<Found>([this, &job, &token]() -> Found {
-        ZS_ASSIGN_OR_RETURN(JobHost* const host, environment_.table->Find(job));
-        JobFacts facts;
-        if (!token.empty()) {
-          ZS_ASSIGN_OR_RETURN(facts.rank, host->RankOfToken(token));
-        }
-        facts.job_id = host->job_id();
-        facts.attempt = host->Attempt();
-        facts.workers = static_cast<uint32_t>(host->plan().workers.size());
-        facts.plan = host->shared_plan();
-        return facts;
-      });
+  absl::StatusOr<Found> found = environment_.loop->Call<Found>([this, &job, &token]() -> Found {
+    ZS_ASSIGN_OR_RETURN(JobHost* const host, environment_.table->Find(job));
+    JobFacts facts;
+    if (!token.empty()) {
+      ZS_ASSIGN_OR_RETURN(facts.rank, host->RankOfToken(token));
+    }
+    facts.job_id = host->job_id();
+    facts.attempt = host->Attempt();
+    facts.workers = static_cast<uint32_t>(host->plan().workers.size());
+    facts.plan = host->shared_plan();
+    return facts;
+  });
   if (!found.ok()) return found.status();
   return *std::move(found);
 }
@@ -131,8 +130,8 @@ absl::StatusOr<trainer::v1::SaveReply> CheckpointOps::Save(
   return reply;
 }
 
-absl::StatusOr<CheckpointOps::Result> CheckpointOps::DoSave(
-    const trainer::v1::SaveRequest& request, const JobFacts& facts) {
+absl::StatusOr<CheckpointOps::Result> CheckpointOps::DoSave(const trainer::v1::SaveRequest& request,
+                                                            const JobFacts& facts) {
   ZS_ASSIGN_OR_RETURN(const UniqueFd root, OpenDirectory(environment_.config->checkpoint_dir));
   ZS_ASSIGN_OR_RETURN(CheckpointWriter writer,
                       CheckpointWriter::Create(root.get(), request.name()));
@@ -202,8 +201,7 @@ absl::StatusOr<CheckpointOps::Result> CheckpointOps::DoRestore(
   command.what = absl::StrCat("restore ", request.name());
   command.message.mutable_restore()->set_parameters_only(request.parameters_only());
   command.message.mutable_restore()->set_job_state(state.SerializeAsString());
-  ZS_ASSIGN_OR_RETURN(command.fd,
-                      OpenBeneath(root.get(), request.name(), O_RDONLY | O_DIRECTORY));
+  ZS_ASSIGN_OR_RETURN(command.fd, OpenBeneath(root.get(), request.name(), O_RDONLY | O_DIRECTORY));
   ZS_ASSIGN_OR_RETURN(const std::vector<internal::v1::ShardDone> answers,
                       RunOnShards(request.job(), std::move(command)));
   Result result;

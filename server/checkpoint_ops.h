@@ -1,8 +1,8 @@
 // CheckpointOps: Save, Restore and Export of a job, run on the calling (gRPC) thread.
 //
-// Workers write and read the shards; this makes the directory, verifies, and commits. A call that every
-// rank makes runs once: ranks that ask for the same while it runs, or after it ended and before the job
-// went on to another step, share its result. Thread-safe.
+// Workers write and read the shards; this makes the directory, verifies, and commits. A call that
+// every rank makes runs once: ranks that ask for the same while it runs, or after it ended and
+// before the job went on to another step, share its result. Thread-safe.
 
 #ifndef ZEROSHARD_SERVER_CHECKPOINT_OPS_H_
 #define ZEROSHARD_SERVER_CHECKPOINT_OPS_H_

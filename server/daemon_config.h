@@ -1,4 +1,5 @@
-// DaemonConfig: the settings of zeroshardd, from a YAML file and flags (docs/operations.md lists the keys).
+// DaemonConfig: the settings of zeroshardd, from a YAML file and flags (docs/operations.md lists
+// the keys).
 //
 // Pure but for reading the file. Errors name the key, what was found and what was expected.
 
@@ -17,14 +18,14 @@
 namespace zeroshard {
 
 struct DaemonConfig {
-  std::string run_dir;         // sockets; 0750
-  std::string state_dir;       // the metadata journal
-  std::string checkpoint_dir;  // Save and Restore live beneath it
-  std::string export_dir;      // Export writes beneath it
-  std::string worker_binary;   // "": beside the daemon's own
-  std::vector<std::string> devices = {"cpu:0"};  // one worker of each job on each
+  std::string run_dir;                             // sockets; 0750
+  std::string state_dir;                           // the metadata journal
+  std::string checkpoint_dir;                      // Save and Restore live beneath it
+  std::string export_dir;                          // Export writes beneath it
+  std::string worker_binary;                       // "": beside the daemon's own
+  std::vector<std::string> devices = {"cpu:0"};    // one worker of each job on each
   std::string metrics_address = "127.0.0.1:9464";  // "off" for none
-  std::string gloo_address = "127.0.0.1";  // what the workers' Gloo transport binds to
+  std::string gloo_address = "127.0.0.1";          // what the workers' Gloo transport binds to
   uint64_t host_memory_limit = 0;                  // bytes for all jobs, 0 for none
   uint32_t lanes_per_worker = 0;                   // 0: the cores divided by the devices
   absl::Duration attach_timeout = absl::Seconds(300);
@@ -45,8 +46,8 @@ struct DaemonFlags {
 // Reads and checks everything; touches nothing else.
 absl::StatusOr<DaemonConfig> LoadDaemonConfig(const DaemonFlags& flags);
 
-// Whether this build can run a worker on each of `devices`: "cpu:<number>", none twice. InvalidArgument
-// names the device and what there is.
+// Whether this build can run a worker on each of `devices`: "cpu:<number>", none twice.
+// InvalidArgument names the device and what there is.
 absl::Status CheckDevices(const std::vector<std::string>& devices);
 
 // The directory of the sockets when none is configured: /run/zeroshard for root, else

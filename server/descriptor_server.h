@@ -4,8 +4,8 @@
 //   server -> client   "ok" with the descriptors in the order of AttachReply.regions
 //                      or "error: <text>" without
 //
-// One exchange a connection, on a SOCK_SEQPACKET socket. Lives on the decision thread; connections that
-// say nothing are closed after kPatience.
+// One exchange a connection, on a SOCK_SEQPACKET socket. Lives on the decision thread; connections
+// that say nothing are closed after kPatience.
 
 #ifndef ZEROSHARD_SERVER_DESCRIPTOR_SERVER_H_
 #define ZEROSHARD_SERVER_DESCRIPTOR_SERVER_H_

@@ -106,8 +106,7 @@ absl::StatusOr<model::v1::EngineConfig> MakeEngineConfig(const PlanInput& input)
   engine.set_gradient_clipping(config.gradient_clipping);
   engine.set_reduce_bucket_elements(static_cast<uint64_t>(config.zero.reduce_bucket_size));
   engine.set_prefetch_elements(static_cast<uint64_t>(config.zero.prefetch_bucket_size));
-  engine.set_persistence_threshold(
-      static_cast<uint64_t>(config.zero.param_persistence_threshold));
+  engine.set_persistence_threshold(static_cast<uint64_t>(config.zero.param_persistence_threshold));
   engine.set_max_live_elements(static_cast<uint64_t>(config.zero.max_live_parameters));
   engine.set_sub_group_elements(static_cast<uint64_t>(config.zero.sub_group_size));
   engine.set_collective_timeout_ms(input.collective_timeout_ms);

@@ -1,8 +1,8 @@
-// EventLoop: the decision thread of the server. Runs readiness callbacks of descriptors, timers and posted
-// functions, one after another, on the thread that calls Run().
+// EventLoop: the decision thread of the server. Runs readiness callbacks of descriptors, timers and
+// posted functions, one after another, on the thread that calls Run().
 //
-// Post and Stop may be called from any thread, at any time; everything else from the loop's thread, or
-// before Run. Callbacks must not block for long: whatever they delay is every job of the daemon.
+// Post and Stop may be called from any thread, at any time; everything else from the loop's thread,
+// or before Run. Callbacks must not block for long: whatever they delay is every job of the daemon.
 
 #ifndef ZEROSHARD_SERVER_EVENT_LOOP_H_
 #define ZEROSHARD_SERVER_EVENT_LOOP_H_
@@ -31,8 +31,8 @@ class EventLoop {
   void Run();
   void Stop();
 
-  // Runs `fn` on the loop's thread, in the order of the calls. False, and `fn` never runs, once the loop
-  // has stopped.
+  // Runs `fn` on the loop's thread, in the order of the calls. False, and `fn` never runs, once the
+  // loop has stopped.
   bool Post(std::function<void()> fn);
 
   // Posts `fn` and waits for what it returns. Not on the loop's own thread. An error once stopped.
@@ -46,7 +46,8 @@ class EventLoop {
     return result.get();
   }
 
-  // Calls `fn` whenever `fd` is readable or its peer has hung up, until Unwatch. `fd` stays the caller's.
+  // Calls `fn` whenever `fd` is readable or its peer has hung up, until Unwatch. `fd` stays the
+  // caller's.
   absl::Status Watch(int fd, std::function<void()> fn);
   void Unwatch(int fd);
 

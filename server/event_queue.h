@@ -1,7 +1,7 @@
 // EventQueue: the events of a job on their way to one Watch call. Any thread.
 //
-// The decision thread pushes, the call's thread takes. A watcher that does not read loses the oldest
-// events, never holds anybody up.
+// The decision thread pushes, the call's thread takes. A watcher that does not read loses the
+// oldest events, never holds anybody up.
 
 #ifndef ZEROSHARD_SERVER_EVENT_QUEUE_H_
 #define ZEROSHARD_SERVER_EVENT_QUEUE_H_

@@ -1,4 +1,5 @@
-// absl::Status to grpc::Status: the codes are the same, the message is cut to what a trailer can carry.
+// absl::Status to grpc::Status: the codes are the same, the message is cut to what a trailer can
+// carry.
 
 #ifndef ZEROSHARD_SERVER_GRPC_STATUS_H_
 #define ZEROSHARD_SERVER_GRPC_STATUS_H_

@@ -2,16 +2,17 @@
 //
 //   attach ...            all ranks in          every worker ready
 //   ---------> Forming ---------------> Starting ----------------> Ready
-//                 ^                                                  |  rank died: survivors wait, a
-//                 | attach (a kept job forms again)                  |  successor may take its place
-//                 |                       all ranks gone             |
+//                 ^                                                  |  rank died: survivors wait,
+//                 a | attach (a kept job forms again)                  |  successor may take its
+//                 place |                       all ranks gone             |
 //               Idle  <----------------------------------------------+
 //   Failed: a worker died too often. Ended: the owner drops the job.
 //
 // The generation rises with every change of the membership of a started job. A worker that dies is
-// started again with the same memory, later each time; past kMaxRestarts in kRestartWindow the job fails.
-// No function here does I/O, reads a clock, or knows a descriptor: the job host (server/job_host.h)
-// carries the actions out and feeds what comes of them back as inputs. One thread: the decision thread.
+// started again with the same memory, later each time; past kMaxRestarts in kRestartWindow the job
+// fails. No function here does I/O, reads a clock, or knows a descriptor: the job host
+// (server/job_host.h) carries the actions out and feeds what comes of them back as inputs. One
+// thread: the decision thread.
 
 #ifndef ZEROSHARD_SERVER_JOB_H_
 #define ZEROSHARD_SERVER_JOB_H_
@@ -36,15 +37,16 @@ inline constexpr absl::Duration kRestartWindow = absl::Seconds(60);
 // What every rank of a job must agree on, as text so that a difference can be shown.
 struct JobSpec {
   uint32_t world_size = 0;
-  uint32_t local_ranks = 0;             // ranks that attach to this daemon
+  uint32_t local_ranks = 0;  // ranks that attach to this daemon
   bool forward_only = false;
-  std::vector<std::string> parameters;  // "w: float32[4,2], trainable, group 0, module fc", in order
-  std::vector<std::string> config;      // "zero_optimization.stage = 3", sorted
+  std::vector<std::string>
+      parameters;                   // "w: float32[4,2], trainable, group 0, module fc", in order
+  std::vector<std::string> config;  // "zero_optimization.stage = 3", sorted
   friend bool operator==(const JobSpec&, const JobSpec&) = default;
 };
 
-// What differs, or "" when nothing does: "world_size is 2 on rank 0 but 3 on rank 1". The names say whose
-// the two specs are.
+// What differs, or "" when nothing does: "world_size is 2 on rank 0 but 3 on rank 1". The names say
+// whose the two specs are.
 std::string Difference(const JobSpec& a, const std::string& a_name, const JobSpec& b,
                        const std::string& b_name);
 
@@ -66,15 +68,15 @@ struct RankState {
   uint64_t attach_id = 0;  // the call that waits, or that attached the rank
   // kWaiting: of the call; kDead: for a successor.
   Instant deadline = absl::InfiniteDuration();
-  bool keep = false;       // kDetached: asked to keep the job
+  bool keep = false;  // kDetached: asked to keep the job
 };
 
 struct WorkerState {
   WorkerPhase phase = WorkerPhase::kNone;
-  uint32_t incarnation = 0;         // raised with every start
-  bool was_ready = false;           // its memory may hold state
-  std::vector<Instant> deaths;      // within the restart window
-  Instant start_at;                 // kDead: when to start it again
+  uint32_t incarnation = 0;     // raised with every start
+  bool was_ready = false;       // its memory may hold state
+  std::vector<Instant> deaths;  // within the restart window
+  Instant start_at;             // kDead: when to start it again
   uint32_t restarts = 0;
   std::string last_exit;  // how the predecessor ended
 };
@@ -88,8 +90,8 @@ struct JobState {
   bool ever_ready = false;  // may hold values that somebody wants back
   uint64_t generation = 0;
   uint64_t alive_since = 0;  // generation in which the job last was idle or started
-  absl::Status poison;  // the generation is dead: every waiter got this error
-  std::string reason;   // the sentence of the last decision
+  absl::Status poison;       // the generation is dead: every waiter got this error
+  std::string reason;        // the sentence of the last decision
   std::vector<RankState> ranks;
   std::vector<WorkerState> workers;
 };
@@ -140,8 +142,8 @@ struct RemoveRequested {
 struct Tick {};  // time has passed
 
 using JobInput =
-    std::variant<AttachRequested, AttachCancelled, RankGone, DetachRequested, StartFailed, WorkerReady,
-                 WorkerDied, GenerationPoisoned, RemoveRequested, Tick>;
+    std::variant<AttachRequested, AttachCancelled, RankGone, DetachRequested, StartFailed,
+                 WorkerReady, WorkerDied, GenerationPoisoned, RemoveRequested, Tick>;
 
 // Actions, carried out in order.
 struct CreateJob {};  // plan, make all memory, then start every worker
@@ -179,9 +181,9 @@ struct EmitEvent {
   std::string text;
 };
 
-using JobAction = std::variant<CreateJob, StartWorker, AnnounceRank, ReplyAttached, FailAttach,
-                               AnnounceRankDied, DropAttempt, PoisonGeneration, EndJob, RefuseRemove,
-                               EmitEvent>;
+using JobAction =
+    std::variant<CreateJob, StartWorker, AnnounceRank, ReplyAttached, FailAttach, AnnounceRankDied,
+                 DropAttempt, PoisonGeneration, EndJob, RefuseRemove, EmitEvent>;
 
 struct JobDecision {
   JobState next;

@@ -79,8 +79,8 @@ absl::StatusOr<uint32_t> JobHost::RankOfToken(const std::string& token) const {
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     if (!ranks_[r].token.empty() && ConstantTimeEquals(ranks_[r].token, token)) return r;
   }
-  return absl::PermissionDeniedError(absl::StrCat(
-      "the token belongs to no attached rank of job '", state_.name, "'; attach first"));
+  return absl::PermissionDeniedError(absl::StrCat("the token belongs to no attached rank of job '",
+                                                  state_.name, "'; attach first"));
 }
 
 absl::Status JobHost::Detach(uint32_t rank, const std::string& token, bool keep) {
@@ -211,11 +211,10 @@ void JobHost::Do(const AnnounceRank& action) {
     page.generation.store(rank.generation, std::memory_order_release);
     page.poisoned.store(0, std::memory_order_release);
     const int pidfd = rank.peer.pidfd.get();
-    const absl::Status watched =
-        loop_.Watch(pidfd, [this, r = action.rank, attach_id, pidfd] {
-          loop_.Unwatch(pidfd);
-          Feed(RankGone{r, attach_id});
-        });
+    const absl::Status watched = loop_.Watch(pidfd, [this, r = action.rank, attach_id, pidfd] {
+      loop_.Unwatch(pidfd);
+      Feed(RankGone{r, attach_id});
+    });
     if (!watched.ok()) LogWarn(absl::StrCat("rank ", action.rank, ": ", watched.message()));
   }
   SendToWorkers(AttachedMessage(action.rank));

@@ -1,9 +1,10 @@
-// JobHost: one job with everything it owns in this process: its state machine, memory, workers, ranks.
+// JobHost: one job with everything it owns in this process: its state machine, memory, workers,
+// ranks.
 //
-// The host feeds inputs to Decide (server/job.h), carries the actions out, and turns what the operating
-// system reports (a pidfd, a link, a timer) into the next inputs. It lives on the decision thread; every
-// method is called there, and callbacks are called there. Workers and trainers may die at any instant; the
-// memory stays until the job ends.
+// The host feeds inputs to Decide (server/job.h), carries the actions out, and turns what the
+// operating system reports (a pidfd, a link, a timer) into the next inputs. It lives on the
+// decision thread; every method is called there, and callbacks are called there. Workers and
+// trainers may die at any instant; the memory stays until the job ends.
 
 #ifndef ZEROSHARD_SERVER_JOB_HOST_H_
 #define ZEROSHARD_SERVER_JOB_HOST_H_
@@ -89,8 +90,8 @@ class JobHost {
   // The descriptors of a rank, for the descriptor socket.
   std::optional<Granted> Descriptors(const std::string& token) const;
 
-  // Sends a command with one descriptor to every worker and gathers their answers, in order of worker.
-  // Only while ready or idle, one at a time. A worker's death or failure fails the whole.
+  // Sends a command with one descriptor to every worker and gathers their answers, in order of
+  // worker. Only while ready or idle, one at a time. A worker's death or failure fails the whole.
   using ShardAnswers = absl::StatusOr<std::vector<internal::v1::ShardDone>>;
   struct ShardCommand {
     std::string what;  // "save ckpt-1", for messages

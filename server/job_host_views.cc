@@ -55,9 +55,8 @@ admin::v1::JobSummary JobHost::Summary() const {
   summary.set_generation(state_.generation);
   summary.set_world_size(state_.spec.world_size);
   summary.set_attached(static_cast<uint32_t>(
-      std::count_if(state_.ranks.begin(), state_.ranks.end(), [](const RankState& rank) {
-        return rank.phase == RankPhase::kAttached;
-      })));
+      std::count_if(state_.ranks.begin(), state_.ranks.end(),
+                    [](const RankState& rank) { return rank.phase == RankPhase::kAttached; })));
   summary.set_workers(static_cast<uint32_t>(workers_.size()));
   summary.set_stage(plan_->config.stage());
   summary.set_parameters(plan_->layout.front().data_elements());

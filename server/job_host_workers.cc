@@ -15,7 +15,8 @@ namespace {
 using internal::v1::FromWorker;
 using internal::v1::ToWorker;
 
-// A worker that does not read its link for this long is replaced: the decision thread waits no longer.
+// A worker that does not read its link for this long is replaced: the decision thread waits no
+// longer.
 constexpr absl::Duration kSendTimeout = absl::Seconds(1);
 constexpr absl::Duration kStartTimeout = absl::Seconds(5);
 // The packets of one message come right after one another.
@@ -54,8 +55,8 @@ absl::Status JobHost::Spawn(uint32_t w, uint32_t incarnation, bool recover) {
   Worker& worker = workers_[w];
   worker.process.emplace(std::move(process));
   worker.fatal = absl::OkStatus();
-  ZS_RETURN_IF_ERROR(loop_.Watch(worker.process->link.get(),
-                                 [this, w, incarnation] { OnLink(w, incarnation); }));
+  ZS_RETURN_IF_ERROR(
+      loop_.Watch(worker.process->link.get(), [this, w, incarnation] { OnLink(w, incarnation); }));
   ZS_RETURN_IF_ERROR(loop_.Watch(worker.process->pidfd.get(),
                                  [this, w, incarnation] { OnWorkerExit(w, incarnation); }));
   // A worker that died before it took its Start is noticed by its pidfd, like any other.
@@ -115,8 +116,8 @@ void JobHost::SendToWorker(uint32_t w, const ToWorker& message, int fd) {
   Worker& worker = workers_[w];
   if (!worker.process || !worker.process->link.valid()) return;
   const std::vector<int> fds = fd < 0 ? std::vector<int>{} : std::vector<int>{fd};
-  const absl::Status sent = SendLinkMessage(worker.process->link.get(),
-                                            message.SerializeAsString(), fds, kSendTimeout);
+  const absl::Status sent =
+      SendLinkMessage(worker.process->link.get(), message.SerializeAsString(), fds, kSendTimeout);
   if (sent.ok()) return;
   LogWarn(absl::StrCat("job ", state_.name, ": worker ", w, " does not take messages (",
                        sent.message(), "); ending it"));
@@ -160,16 +161,16 @@ void JobHost::OnWorkerMessage(uint32_t w, uint32_t incarnation, const FromWorker
   switch (message.kind_case()) {
     case FromWorker::kReady:
       if (!message.ready().recovery().empty()) {
-        LogInfo(absl::StrCat("job ", state_.name, ": worker ", w, " recovered: ",
-                             message.ready().recovery()));
+        LogInfo(absl::StrCat("job ", state_.name, ": worker ", w,
+                             " recovered: ", message.ready().recovery()));
       }
       return Feed(WorkerReady{w, incarnation});
     case FromWorker::kShardDone:
       return OnShardDone(w, message.shard_done());
     case FromWorker::kPoisoned:
-      return Feed(GenerationPoisoned{
-          message.poisoned().generation(),
-          SentStatus(message.poisoned().code(), message.poisoned().message())});
+      return Feed(
+          GenerationPoisoned{message.poisoned().generation(),
+                             SentStatus(message.poisoned().code(), message.poisoned().message())});
     case FromWorker::kStats:
       return OnStats(w, message.stats());
     case FromWorker::kFatal:
@@ -182,10 +183,9 @@ void JobHost::OnWorkerMessage(uint32_t w, uint32_t incarnation, const FromWorker
   }
 }
 
-void JobHost::OnStore(uint32_t w, uint32_t incarnation,
-                      const internal::v1::StoreRequest& request) {
-  auto answer = [this, w, incarnation, id = request.request()](
-                    const absl::StatusOr<std::string>& value) {
+void JobHost::OnStore(uint32_t w, uint32_t incarnation, const internal::v1::StoreRequest& request) {
+  auto answer = [this, w, incarnation,
+                 id = request.request()](const absl::StatusOr<std::string>& value) {
     if (state_.workers[w].incarnation != incarnation) return;
     ToWorker message;
     internal::v1::StoreReply& reply = *message.mutable_store_reply();
@@ -282,9 +282,8 @@ void JobHost::AbandonShards(const absl::Status& status) {
 void JobHost::OnShardDone(uint32_t w, const internal::v1::ShardDone& answer) {
   if (!operation_ || operation_->request != answer.request()) return;
   if (answer.code() != 0) {
-    return AbandonShards(
-        SentStatus(answer.code(),
-                   absl::StrCat(operation_->what, ": worker ", w, ": ", answer.message())));
+    return AbandonShards(SentStatus(
+        answer.code(), absl::StrCat(operation_->what, ": worker ", w, ": ", answer.message())));
   }
   operation_->answers[w] = answer;
   std::vector<internal::v1::ShardDone> all;

@@ -91,8 +91,7 @@ void JobMetrics::Observe(const std::string& name, const MetricLabels& labels,
                          const google::protobuf::RepeatedField<uint64_t>& before,
                          const google::protobuf::RepeatedField<uint64_t>& now) {
   constexpr uint64_t kMaxObservations = 100000;  // of one message: a worker cannot hold us up
-  const auto histogram =
-      table_->GetHistogram(name, Describe(name).help, labels, LatencySeconds());
+  const auto histogram = table_->GetHistogram(name, Describe(name).help, labels, LatencySeconds());
   for (int i = 0; i < std::min(now.size(), kLatencyBuckets); ++i) {
     const uint64_t old = i < before.size() ? before[i] : 0;
     const uint64_t count = std::min(now[i] > old ? now[i] - old : 0, kMaxObservations);
@@ -120,8 +119,9 @@ void JobMetrics::SetJobs(const std::map<std::string, int>& by_state) {
 void JobMetrics::SetLedger(const std::string& job, const JobPlan& plan) {
   std::map<MetricLabels, uint64_t> sums;
   for (const model::v1::LedgerLine& line : plan.ledger) {
-    sums[{{"job", job}, {"tier", line.tier()}, {"holder", line.holder()},
-          {"state", line.state()}}] += line.bytes();
+    sums[{
+        {"job", job}, {"tier", line.tier()}, {"holder", line.holder()}, {"state", line.state()}}] +=
+        line.bytes();
   }
   for (const auto& [labels, bytes] : sums) {
     Set("zeroshard_state_bytes", labels, static_cast<double>(bytes));
@@ -150,8 +150,7 @@ void JobMetrics::AddStats(const std::string& job, uint32_t worker,
     Grow("zeroshard_collective_elements_total", with_kind, Difference(after, old));
   };
   moved("gather", now.gather_elements(), before.gather_elements());
-  moved("gather_persistent", now.persistent_gather_elements(),
-        before.persistent_gather_elements());
+  moved("gather_persistent", now.persistent_gather_elements(), before.persistent_gather_elements());
   moved("scatter", now.scatter_elements(), before.scatter_elements());
   moved("step_gather", now.step_gather_elements(), before.step_gather_elements());
   Grow("zeroshard_wire_bytes_total", labels, Difference(now.wire_bytes(), before.wire_bytes()));

@@ -19,14 +19,22 @@ using internal::v1::WorkerRegion;
 
 const char* KindName(WorkerRegion::Kind kind) {
   switch (kind) {
-    case WorkerRegion::KIND_PARTITION: return "partition";
-    case WorkerRegion::KIND_PARAMETER_WINDOW: return "parameters";
-    case WorkerRegion::KIND_GRADIENT_WINDOW: return "gradients";
-    case WorkerRegion::KIND_BOARD: return "board";
-    case WorkerRegion::KIND_RANK_PAGE: return "rank-page";
-    case WorkerRegion::KIND_LOCAL_ACCUMULATOR: return "local";
-    case WorkerRegion::KIND_USER_STATE: return "user-state";
-    default: return "region";
+    case WorkerRegion::KIND_PARTITION:
+      return "partition";
+    case WorkerRegion::KIND_PARAMETER_WINDOW:
+      return "parameters";
+    case WorkerRegion::KIND_GRADIENT_WINDOW:
+      return "gradients";
+    case WorkerRegion::KIND_BOARD:
+      return "board";
+    case WorkerRegion::KIND_RANK_PAGE:
+      return "rank-page";
+    case WorkerRegion::KIND_LOCAL_ACCUMULATOR:
+      return "local";
+    case WorkerRegion::KIND_USER_STATE:
+      return "user-state";
+    default:
+      return "region";
   }
 }
 
@@ -42,8 +50,8 @@ WorkerRegion Describe(WorkerRegion::Kind kind, uint32_t index, uint64_t bytes) {
   return region;
 }
 
-// Whether worker `w` maps a region: its own partition, and what its island shares. The pages of ranks go
-// to their home worker only, which is their one writer.
+// Whether worker `w` maps a region: its own partition, and what its island shares. The pages of
+// ranks go to their home worker only, which is their one writer.
 bool WorkerMaps(const JobPlan& plan, const RegionPlan& region, uint32_t w) {
   if (region.kind == WorkerRegion::KIND_PARTITION) return region.index == w;
   if (region.kind == WorkerRegion::KIND_RANK_PAGE) {
@@ -91,19 +99,18 @@ absl::Status JobRegions::Format(const JobPlan& plan, const Options& options) {
   const uint64_t fingerprint = plan.layout.front().fingerprint();
   for (uint32_t island = 0; island < plan.islands; ++island) {
     const Region& region = Find(WorkerRegion::KIND_BOARD, island);
-    ZS_ASSIGN_OR_RETURN(MappedRegion map, MappedRegion::Map(region.fd.get(), region.plan.bytes,
-                                                            Access::kReadWrite));
-    ZS_ASSIGN_OR_RETURN(Board board,
-                        Board::Format(map.bytes(), plan.board, options.job_id, fingerprint,
-                                      plan.config.loss_scale().initial(),
-                                      plan.config.loss_scale().hysteresis()));
+    ZS_ASSIGN_OR_RETURN(MappedRegion map,
+                        MappedRegion::Map(region.fd.get(), region.plan.bytes, Access::kReadWrite));
+    ZS_ASSIGN_OR_RETURN(Board board, Board::Format(map.bytes(), plan.board, options.job_id,
+                                                   fingerprint, plan.config.loss_scale().initial(),
+                                                   plan.config.loss_scale().hysteresis()));
     board_maps_.push_back(std::move(map));
     boards_.push_back(board);
   }
   for (uint32_t r = 0; r < plan.ranks.size(); ++r) {
     const Region& region = Find(WorkerRegion::KIND_RANK_PAGE, r);
-    ZS_ASSIGN_OR_RETURN(MappedRegion map, MappedRegion::Map(region.fd.get(), region.plan.bytes,
-                                                            Access::kReadWrite));
+    ZS_ASSIGN_OR_RETURN(MappedRegion map,
+                        MappedRegion::Map(region.fd.get(), region.plan.bytes, Access::kReadWrite));
     RankPage* page = new (map.data()) RankPage;
     page->job_id = options.job_id;
     rank_pages_.push_back(std::move(map));

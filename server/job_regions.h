@@ -1,5 +1,5 @@
-// JobRegions: the shared memory, doorbells and listeners of one job, owned by the server so that they
-// outlive every worker and trainer.
+// JobRegions: the shared memory, doorbells and listeners of one job, owned by the server so that
+// they outlive every worker and trainer.
 //
 // Made whole or not at all. Descriptors stay valid until the object goes. Decision thread.
 
@@ -32,8 +32,8 @@ class JobRegions {
     mode_t directory_mode = 0750;
     mode_t socket_mode = 0660;
   };
-  // All memfds sealed, the boards and rank pages formatted, the listeners bound. On an error nothing is
-  // left behind.
+  // All memfds sealed, the boards and rank pages formatted, the listeners bound. On an error
+  // nothing is left behind.
   static absl::StatusOr<JobRegions> Create(const JobPlan& plan, const Options& options);
 
   JobRegions(JobRegions&&) = default;

@@ -68,33 +68,48 @@ std::string Difference(const JobSpec& a, const std::string& a_name, const JobSpe
 
 std::string JobPhaseName(JobPhase phase) {
   switch (phase) {
-    case JobPhase::kForming: return "forming";
-    case JobPhase::kStarting: return "starting";
-    case JobPhase::kReady: return "ready";
-    case JobPhase::kIdle: return "idle";
-    case JobPhase::kFailed: return "failed";
-    case JobPhase::kEnded: return "ended";
+    case JobPhase::kForming:
+      return "forming";
+    case JobPhase::kStarting:
+      return "starting";
+    case JobPhase::kReady:
+      return "ready";
+    case JobPhase::kIdle:
+      return "idle";
+    case JobPhase::kFailed:
+      return "failed";
+    case JobPhase::kEnded:
+      return "ended";
   }
   return "unknown";
 }
 
 std::string RankPhaseName(RankPhase phase) {
   switch (phase) {
-    case RankPhase::kAbsent: return "absent";
-    case RankPhase::kWaiting: return "waiting";
-    case RankPhase::kAttached: return "attached";
-    case RankPhase::kDead: return "dead";
-    case RankPhase::kDetached: return "detached";
+    case RankPhase::kAbsent:
+      return "absent";
+    case RankPhase::kWaiting:
+      return "waiting";
+    case RankPhase::kAttached:
+      return "attached";
+    case RankPhase::kDead:
+      return "dead";
+    case RankPhase::kDetached:
+      return "detached";
   }
   return "unknown";
 }
 
 std::string WorkerPhaseName(WorkerPhase phase) {
   switch (phase) {
-    case WorkerPhase::kNone: return "not started";
-    case WorkerPhase::kStarting: return "starting";
-    case WorkerPhase::kReady: return "ready";
-    case WorkerPhase::kDead: return "dead";
+    case WorkerPhase::kNone:
+      return "not started";
+    case WorkerPhase::kStarting:
+      return "starting";
+    case WorkerPhase::kReady:
+      return "ready";
+    case WorkerPhase::kDead:
+      return "dead";
   }
   return "unknown";
 }

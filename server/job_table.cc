@@ -132,8 +132,7 @@ void JobTable::StartMetrics() {
   if (environment_.metrics != nullptr) {
     environment_.metrics->SetJobs(by_state);
     if (auto node = ReadNodeMemory(); node.ok()) {
-      environment_.metrics->SetNode(*node, environment_.config->host_memory_limit,
-                                    InUse("").held);
+      environment_.metrics->SetNode(*node, environment_.config->host_memory_limit, InUse("").held);
     }
   }
   environment_.loop->At(environment_.loop->Now() + kMetricsPeriod, [this] { StartMetrics(); });

@@ -1,7 +1,8 @@
-// KvStore: the key-value exchange by which the workers of a job find each other (Gloo's rendezvous).
+// KvStore: the key-value exchange by which the workers of a job find each other (Gloo's
+// rendezvous).
 //
-// A value, once set, is kept until the job ends; setting it again to other bytes is an error, so keys carry
-// the attempt at a rendezvous in their name. Bounded. Decision thread.
+// A value, once set, is kept until the job ends; setting it again to other bytes is an error, so
+// keys carry the attempt at a rendezvous in their name. Bounded. Decision thread.
 
 #ifndef ZEROSHARD_SERVER_KV_STORE_H_
 #define ZEROSHARD_SERVER_KV_STORE_H_
@@ -25,8 +26,8 @@ class KvStore {
   // ResourceExhausted past kMaxBytes in all; AlreadyExists for another value under the same key.
   absl::Status Set(const std::string& key, const std::string& value);
 
-  // Calls `done` with the value: now, when it is set, or with DeadlineExceeded at `deadline`. `owner`
-  // names the worker that waits.
+  // Calls `done` with the value: now, when it is set, or with DeadlineExceeded at `deadline`.
+  // `owner` names the worker that waits.
   void Get(const std::string& key, uint32_t owner, absl::Duration deadline, Done done);
 
   // Forgets what a dead worker waits for, without calling it.

@@ -65,7 +65,8 @@ class Ledger {
     return 0;
   }
 
-  // Bytes of the data of one worker's slices: `element_bytes` of a unit for every data element of it.
+  // Bytes of the data of one worker's slices: `element_bytes` of a unit for every data element of
+  // it.
   struct Amount {
     uint64_t data = 0;   // bytes of data elements
     uint64_t held = 0;   // the same with padding
@@ -111,7 +112,8 @@ absl::Status Ledger::AddWorker(uint32_t w) {
   auto slice = [&](uint32_t u) { return partition.unit(u).slice; };
 
   if (config_.stage() == 3) {
-    // At rest in the window (in place) or in the partition; a copied window's residents are the window's.
+    // At rest in the window (in place) or in the partition; a copied window's residents are the
+    // window's.
     const bool in_place = config_.window() == model::v1::WINDOW_IN_PLACE;
     const Amount parameters = Measure(
         [&](uint32_t u) -> uint64_t {
@@ -119,8 +121,7 @@ absl::Status Ledger::AddWorker(uint32_t w) {
           return counted ? SizeOf(layout_.units()[u].dtype) : 0;
         },
         [&](uint32_t u) { return partition.unit(u).shard; });
-    add("parameters", parameters,
-        absl::StrCat(SizeOf(*FromProto(config_.compute_dtype())), "P/N"));
+    add("parameters", parameters, absl::StrCat(SizeOf(*FromProto(config_.compute_dtype())), "P/N"));
   }
   const uint64_t g = SizeOf(*FromProto(config_.accumulator_dtype()));
   add("gradients",

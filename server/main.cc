@@ -27,7 +27,8 @@ int Complain(const absl::Status& status, int code) {
   return code;
 }
 
-// SIGTERM and SIGINT as a descriptor; before any thread is made, so that all of them inherit the mask.
+// SIGTERM and SIGINT as a descriptor; before any thread is made, so that all of them inherit the
+// mask.
 absl::StatusOr<UniqueFd> SignalDescriptor() {
   signal(SIGPIPE, SIG_IGN);
   sigset_t signals;

@@ -1,7 +1,8 @@
-// MetadataLog: the daemon's journal, written by a thread of its own so that no decision waits for a disk.
+// MetadataLog: the daemon's journal, written by a thread of its own so that no decision waits for a
+// disk.
 //
-// Append may be called from any thread. The first error of a write sticks and is logged once; jobs go on,
-// because the journal serves a later start of the daemon, not the present one.
+// Append may be called from any thread. The first error of a write sticks and is logged once; jobs
+// go on, because the journal serves a later start of the daemon, not the present one.
 
 #ifndef ZEROSHARD_SERVER_METADATA_LOG_H_
 #define ZEROSHARD_SERVER_METADATA_LOG_H_
@@ -22,8 +23,8 @@ namespace zeroshard {
 
 class MetadataLog {
  public:
-  // Opens `jobs.journal` in the directory `state_dir` and replays it. The memory of jobs that an earlier
-  // daemon held ended with that daemon: they are named in lost_jobs() and marked as ended.
+  // Opens `jobs.journal` in the directory `state_dir` and replays it. The memory of jobs that an
+  // earlier daemon held ended with that daemon: they are named in lost_jobs() and marked as ended.
   static absl::StatusOr<std::unique_ptr<MetadataLog>> Open(const std::string& state_dir);
 
   // Writes what is queued, then ends the thread.

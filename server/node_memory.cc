@@ -99,8 +99,8 @@ absl::Status CheckMemory(const std::string& job, const JobPlan& plan, const Node
   const uint64_t available = node.available - std::min(node.available, in_use.untouched);
   std::string against;
   if (limit > 0 && in_use.held + need > limit) {
-    against = absl::StrCat("host_memory_limit is ", HumanBytes(limit), ", of which other jobs hold ",
-                           HumanBytes(in_use.held));
+    against = absl::StrCat("host_memory_limit is ", HumanBytes(limit),
+                           ", of which other jobs hold ", HumanBytes(in_use.held));
   } else if (need > available) {
     against = absl::StrCat("this node has ", HumanBytes(available), " left (", node.source, " ",
                            HumanBytes(node.available), ", of which other jobs have yet to use ",

@@ -1,4 +1,5 @@
-// NodeMemory: how much memory this node, or the control group that the daemon lives in, can still give.
+// NodeMemory: how much memory this node, or the control group that the daemon lives in, can still
+// give.
 
 #ifndef ZEROSHARD_SERVER_NODE_MEMORY_H_
 #define ZEROSHARD_SERVER_NODE_MEMORY_H_
@@ -19,13 +20,13 @@ struct NodeMemory {
   std::string source;  // what bounds it: "MemAvailable" or "memory.max of the control group"
 };
 
-// Reads /proc/meminfo and the control group's memory.max and memory.current, below `root` ("/" outside
-// tests).
+// Reads /proc/meminfo and the control group's memory.max and memory.current, below `root` ("/"
+// outside tests).
 absl::StatusOr<NodeMemory> ReadNodeMemory(const std::string& root = "/");
 
 // OK when `plan` fits beside what other jobs hold. ResourceExhausted with the sum by kind of state.
-// `limit`: host_memory_limit of the daemon for all jobs together, 0 for none. `held`: bytes of the regions
-// of other jobs; `untouched`: those of them that are not yet backed by memory.
+// `limit`: host_memory_limit of the daemon for all jobs together, 0 for none. `held`: bytes of the
+// regions of other jobs; `untouched`: those of them that are not yet backed by memory.
 struct MemoryInUse {
   uint64_t held = 0;
   uint64_t untouched = 0;

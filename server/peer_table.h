@@ -1,8 +1,9 @@
 // PeerTable: who is at the other end of each gRPC connection.
 //
-// gRPC does not check peers of Unix sockets, so the server accepts connections itself, asks the kernel
-// (SO_PEERCRED), and hands the descriptor in. gRPC then names the connection's peer "fd:<number>"; a
-// number is used again only after gRPC has closed it, and then overwritten here. Any thread.
+// gRPC does not check peers of Unix sockets, so the server accepts connections itself, asks the
+// kernel (SO_PEERCRED), and hands the descriptor in. gRPC then names the connection's peer
+// "fd:<number>"; a number is used again only after gRPC has closed it, and then overwritten here.
+// Any thread.
 
 #ifndef ZEROSHARD_SERVER_PEER_TABLE_H_
 #define ZEROSHARD_SERVER_PEER_TABLE_H_

@@ -96,8 +96,8 @@ absl::StatusOr<JobPlan> PlanJob(const PlanInput& input) {
                                   "\", \"params\": ", input.config.scheduler.params_json, "}");
   }
   ZS_ASSIGN_OR_RETURN(plan.config, MakeEngineConfig(input));
-  ZS_ASSIGN_OR_RETURN(Layout layout, LayoutFromProto(input.manifest,
-                                                     static_cast<uint32_t>(input.devices.size())));
+  ZS_ASSIGN_OR_RETURN(Layout layout,
+                      LayoutFromProto(input.manifest, static_cast<uint32_t>(input.devices.size())));
   plan.board.workers = static_cast<uint32_t>(input.devices.size());
   plan.board.ranks = input.world_size;
   plan.board.units = static_cast<uint32_t>(layout.units().size());

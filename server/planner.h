@@ -1,8 +1,9 @@
-// PlanJob: from the config, the manifest and the devices to everything that must exist before a job can
-// run: the engine's configuration, every shared region with its size, who serves whom, and the ledger.
+// PlanJob: from the config, the manifest and the devices to everything that must exist before a job
+// can run: the engine's configuration, every shared region with its size, who serves whom, and the
+// ledger.
 //
-// A pure function of its input; any thread. The ledger's lines add up to the memory of all regions, byte
-// for byte: what is not state is named padding, window or records.
+// A pure function of its input; any thread. The ledger's lines add up to the memory of all regions,
+// byte for byte: what is not state is named padding, window or records.
 
 #ifndef ZEROSHARD_SERVER_PLANNER_H_
 #define ZEROSHARD_SERVER_PLANNER_H_
@@ -31,8 +32,8 @@ struct PlanInput {
   uint32_t collective_timeout_ms = 60000;
 };
 
-// One shared region. `index`: the worker of a partition; the rank of a gradient window, rank page or
-// local accumulator; the island of a window, board or user_state region.
+// One shared region. `index`: the worker of a partition; the rank of a gradient window, rank page
+// or local accumulator; the island of a window, board or user_state region.
 struct RegionPlan {
   internal::v1::WorkerRegion::Kind kind = internal::v1::WorkerRegion::KIND_UNSPECIFIED;
   uint32_t index = 0;
@@ -59,8 +60,9 @@ struct JobPlan {
   uint64_t memory_bytes() const;
 };
 
-// InvalidArgument or FailedPrecondition, naming the key or parameter: a batch triangle that does not
-// hold, a trainable parameter without an optimizer, an in-place window over Gloo, and what Layout refuses.
+// InvalidArgument or FailedPrecondition, naming the key or parameter: a batch triangle that does
+// not hold, a trainable parameter without an optimizer, an in-place window over Gloo, and what
+// Layout refuses.
 absl::StatusOr<JobPlan> PlanJob(const PlanInput& input);
 
 // The engine's part of a config, without a layout.

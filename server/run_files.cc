@@ -15,8 +15,7 @@ RunFiles::~RunFiles() {
   for (auto it = directories_.rbegin(); it != directories_.rend(); ++it) rmdir(it->c_str());
 }
 
-absl::Status RunFiles::MakeDirectory(const std::string& key, const std::string& path,
-                                     mode_t mode) {
+absl::Status RunFiles::MakeDirectory(const std::string& key, const std::string& path, mode_t mode) {
   auto failed = [&](const char* what, const std::string& object) {
     return Annotate(ErrnoError(errno, what, object), key);
   };

@@ -1,4 +1,5 @@
-// RunFiles: the directories and sockets of the daemon, removed again when it ends or fails to start.
+// RunFiles: the directories and sockets of the daemon, removed again when it ends or fails to
+// start.
 
 #ifndef ZEROSHARD_SERVER_RUN_FILES_H_
 #define ZEROSHARD_SERVER_RUN_FILES_H_
@@ -24,8 +25,9 @@ class RunFiles {
   // Removes the sockets; and the directories that it made, if they are empty.
   ~RunFiles();
 
-  // A directory with all its parents. An existing one is used as it is; it must be writable. PermissionDenied
-  // and InvalidArgument (not a directory) say which `key` of the configuration names it.
+  // A directory with all its parents. An existing one is used as it is; it must be writable.
+  // PermissionDenied and InvalidArgument (not a directory) say which `key` of the configuration
+  // names it.
   absl::Status MakeDirectory(const std::string& key, const std::string& path, mode_t mode);
 
   // A listening socket; a stale file is replaced, a live one is AlreadyExists.

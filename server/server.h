@@ -1,7 +1,8 @@
-// Server: the daemon, whole. Built by hand from its parts; start and stop read top to bottom in server.cc.
+// Server: the daemon, whole. Built by hand from its parts; start and stop read top to bottom in
+// server.cc.
 //
-// Threads: gRPC's own (handlers), one decision thread (the one that calls Run), one journal writer, and
-// the metrics endpoint's.
+// Threads: gRPC's own (handlers), one decision thread (the one that calls Run), one journal writer,
+// and the metrics endpoint's.
 
 #ifndef ZEROSHARD_SERVER_SERVER_H_
 #define ZEROSHARD_SERVER_SERVER_H_
@@ -16,7 +17,8 @@ namespace zeroshard {
 
 class Server {
  public:
-  // Makes directories, sockets, the metrics endpoint and the journal; on an error nothing of it is left.
+  // Makes directories, sockets, the metrics endpoint and the journal; on an error nothing of it is
+  // left.
   static absl::StatusOr<std::unique_ptr<Server>> Create(const DaemonConfig& config);
 
   // Serves until Stop, or SIGTERM or SIGINT when `shutdown_fd` (a signalfd, or any descriptor that

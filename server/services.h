@@ -1,6 +1,7 @@
 // The gRPC services of the daemon: validate, translate, hand to the decision thread, reply.
 //
-// Handlers run on gRPC's threads. What they share lives in ServiceContext, which outlives the services.
+// Handlers run on gRPC's threads. What they share lives in ServiceContext, which outlives the
+// services.
 
 #ifndef ZEROSHARD_SERVER_SERVICES_H_
 #define ZEROSHARD_SERVER_SERVICES_H_

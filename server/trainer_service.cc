@@ -104,7 +104,8 @@ absl::StatusOr<AttachReply> TrainerService::DoAttach(grpc::ServerContext& call,
   bool cancelled = false;
   while (true) {
     std::optional<absl::StatusOr<AttachReply>> result = wait->Take(kCancelPoll);
-    // An answer that nobody takes is taken back: the rank must not stay attached to a call that is over.
+    // An answer that nobody takes is taken back: the rank must not stay attached to a call that is
+    // over.
     if (!cancelled && call.IsCancelled()) {
       cancelled = true;
       context_.loop->Post([table, job, id] { table->CancelAttach(job, id); });

@@ -1,7 +1,8 @@
 // WorkerProcess: one worker as the operating system sees it: a child with a pidfd and a link.
 //
-// The child gets the link as descriptor kWorkerLinkFd and nothing else beyond stdin, stdout and stderr,
-// and is killed by the kernel when the thread that spawned it ends (PR_SET_PDEATHSIG). Decision thread.
+// The child gets the link as descriptor kWorkerLinkFd and nothing else beyond stdin, stdout and
+// stderr, and is killed by the kernel when the thread that spawned it ends (PR_SET_PDEATHSIG).
+// Decision thread.
 
 #ifndef ZEROSHARD_SERVER_WORKER_PROCESS_H_
 #define ZEROSHARD_SERVER_WORKER_PROCESS_H_
@@ -43,8 +44,8 @@ void KillWorker(const WorkerProcess& process, int signal);
 // A pidfd of any process, for noticing its death. NotFound when it is gone already.
 absl::StatusOr<UniqueFd> OpenPidfd(pid_t pid);
 
-// `configured`, or zeroshard-worker beside the running program. NotFound or PermissionDenied when it
-// cannot be executed.
+// `configured`, or zeroshard-worker beside the running program. NotFound or PermissionDenied when
+// it cannot be executed.
 absl::StatusOr<std::string> FindWorkerBinary(const std::string& configured);
 
 }  // namespace zeroshard

@@ -167,17 +167,17 @@ void AddCommands(CLI::App& app, Options& options, Action& chosen) {
   };
   add("status", "The daemon: version, devices, directories", &Command::Status);
   add("jobs", "One line for each job", &Command::Jobs);
-  CLI::App* job = add("job", "One job: ranks, workers, memory by kind of state, counters",
-                      &Command::Job);
+  CLI::App* job =
+      add("job", "One job: ranks, workers, memory by kind of state, counters", &Command::Job);
   job->add_option("name", options.job, "Name of the job")->required();
   add("tiers", "Capacity, use and free bytes of every tier", &Command::Tiers);
-  CLI::App* config = add("config", "Resolves a ds_config.json: every value with its origin",
-                         &Command::Config);
+  CLI::App* config =
+      add("config", "Resolves a ds_config.json: every value with its origin", &Command::Config);
   config->add_option("file", options.file, "The ds_config.json")->required();
   config->add_option("--world-size", options.world_size, "Ranks, to check the batch sizes against");
   config->add_option("--set", options.sets, "key=JSON, as the client would fill \"auto\"");
-  CLI::App* write = add("export", "Writes a job's parameters as NAME.safetensors",
-                        &Command::Export);
+  CLI::App* write =
+      add("export", "Writes a job's parameters as NAME.safetensors", &Command::Export);
   write->add_option("job", options.job, "Name of the job")->required();
   write->add_option("--name", options.name, "Name of the file (default: the job's)");
   write->add_flag("--overwrite", options.overwrite, "Replace an existing file");

@@ -20,14 +20,22 @@ std::string Text(const FieldDescriptor& field, const std::string& value) {
 Json Single(const Message& message, const FieldDescriptor& field) {
   const Reflection& reflection = *message.GetReflection();
   switch (field.cpp_type()) {
-    case FieldDescriptor::CPPTYPE_INT32: return reflection.GetInt32(message, &field);
-    case FieldDescriptor::CPPTYPE_INT64: return reflection.GetInt64(message, &field);
-    case FieldDescriptor::CPPTYPE_UINT32: return reflection.GetUInt32(message, &field);
-    case FieldDescriptor::CPPTYPE_UINT64: return reflection.GetUInt64(message, &field);
-    case FieldDescriptor::CPPTYPE_DOUBLE: return reflection.GetDouble(message, &field);
-    case FieldDescriptor::CPPTYPE_FLOAT: return reflection.GetFloat(message, &field);
-    case FieldDescriptor::CPPTYPE_BOOL: return reflection.GetBool(message, &field);
-    case FieldDescriptor::CPPTYPE_ENUM: return reflection.GetEnum(message, &field)->name();
+    case FieldDescriptor::CPPTYPE_INT32:
+      return reflection.GetInt32(message, &field);
+    case FieldDescriptor::CPPTYPE_INT64:
+      return reflection.GetInt64(message, &field);
+    case FieldDescriptor::CPPTYPE_UINT32:
+      return reflection.GetUInt32(message, &field);
+    case FieldDescriptor::CPPTYPE_UINT64:
+      return reflection.GetUInt64(message, &field);
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return reflection.GetDouble(message, &field);
+    case FieldDescriptor::CPPTYPE_FLOAT:
+      return reflection.GetFloat(message, &field);
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return reflection.GetBool(message, &field);
+    case FieldDescriptor::CPPTYPE_ENUM:
+      return reflection.GetEnum(message, &field)->name();
     case FieldDescriptor::CPPTYPE_STRING:
       return Text(field, reflection.GetString(message, &field));
     case FieldDescriptor::CPPTYPE_MESSAGE:
@@ -40,16 +48,20 @@ Json Single(const Message& message, const FieldDescriptor& field) {
 Json Element(const Message& message, const FieldDescriptor& field, int index) {
   const Reflection& reflection = *message.GetReflection();
   switch (field.cpp_type()) {
-    case FieldDescriptor::CPPTYPE_INT32: return reflection.GetRepeatedInt32(message, &field, index);
-    case FieldDescriptor::CPPTYPE_INT64: return reflection.GetRepeatedInt64(message, &field, index);
+    case FieldDescriptor::CPPTYPE_INT32:
+      return reflection.GetRepeatedInt32(message, &field, index);
+    case FieldDescriptor::CPPTYPE_INT64:
+      return reflection.GetRepeatedInt64(message, &field, index);
     case FieldDescriptor::CPPTYPE_UINT32:
       return reflection.GetRepeatedUInt32(message, &field, index);
     case FieldDescriptor::CPPTYPE_UINT64:
       return reflection.GetRepeatedUInt64(message, &field, index);
     case FieldDescriptor::CPPTYPE_DOUBLE:
       return reflection.GetRepeatedDouble(message, &field, index);
-    case FieldDescriptor::CPPTYPE_FLOAT: return reflection.GetRepeatedFloat(message, &field, index);
-    case FieldDescriptor::CPPTYPE_BOOL: return reflection.GetRepeatedBool(message, &field, index);
+    case FieldDescriptor::CPPTYPE_FLOAT:
+      return reflection.GetRepeatedFloat(message, &field, index);
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return reflection.GetRepeatedBool(message, &field, index);
     case FieldDescriptor::CPPTYPE_ENUM:
       return reflection.GetRepeatedEnum(message, &field, index)->name();
     case FieldDescriptor::CPPTYPE_STRING:

@@ -68,8 +68,8 @@ std::string StatusText(const admin::v1::GetStatusReply& reply) {
 
 std::string JobsText(const admin::v1::ListJobsReply& reply) {
   if (reply.jobs().empty()) return "no jobs\n";
-  TextTable table({"job", "state", "step", "stage", "ranks", "workers", "parameters", "memory",
-                   "reason"});
+  TextTable table(
+      {"job", "state", "step", "stage", "ranks", "workers", "parameters", "memory", "reason"});
   for (const JobSummary& job : reply.jobs()) {
     table.Add({job.name(), job.state(), absl::StrCat(job.step()), absl::StrCat(job.stage()),
                absl::StrCat(job.attached(), "/", job.world_size()), absl::StrCat(job.workers()),
@@ -80,9 +80,9 @@ std::string JobsText(const admin::v1::ListJobsReply& reply) {
 
 std::string JobText(const admin::v1::GetJobReply& reply) {
   const JobSummary& job = reply.summary();
-  return absl::StrCat("job ", job.name(), ": ", job.state(), " (", job.reason(), ")\n",
-                      "step ", job.step(), ", generation ", job.generation(), ", stage ",
-                      job.stage(), ", ", ReadableCount(job.parameters()), " parameters, loss scale ",
+  return absl::StrCat("job ", job.name(), ": ", job.state(), " (", job.reason(), ")\n", "step ",
+                      job.step(), ", generation ", job.generation(), ", stage ", job.stage(), ", ",
+                      ReadableCount(job.parameters()), " parameters, loss scale ",
                       reply.loss_scale(), ", gradient norm ", reply.grad_norm(), "\n\n",
                       MembersText(reply), "\n", LedgerText(reply), "\n", CountersText(reply),
                       Warnings(reply.warnings()));

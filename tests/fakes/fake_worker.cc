@@ -1,12 +1,13 @@
-// A worker that serves no session: for tests of the server. What it does is chosen by the job's name,
-// which the server passes on the command line; parts are separated by dots:
+// A worker that serves no session: for tests of the server. What it does is chosen by the job's
+// name, which the server passes on the command line; parts are separated by dots:
 //
-//   exit     ends with code 3 before it is ready        fatal    says that it cannot go on, then ends
-//   hang     never becomes ready                        flaky    the first incarnation ends when ready
-//   mute     does not answer Save, Restore, Export      poison   reports a poisoned generation when ready
+//   exit     ends with code 3 before it is ready        fatal    says that it cannot go on, then
+//   ends hang     never becomes ready                        flaky    the first incarnation ends
+//   when ready mute     does not answer Save, Restore, Export      poison   poisons the generation
+//   of every rank
 //
-// Otherwise it becomes ready, counts a step a second in its Stats, answers Save and Restore with an error
-// and writes "fake" into an exported file.
+// Otherwise it becomes ready, counts a step a second in its Stats, answers Save and Restore with an
+// error and writes "fake" into an exported file.
 #include <unistd.h>
 
 #include <cstdlib>
@@ -78,13 +79,6 @@ int Serve(ControlLink& link, const Arguments& arguments) {
   ready.mutable_ready()->set_recovery(arguments.incarnation > 1 ? "nothing to recover" : "");
   link.Send(ready).IgnoreError();
   if (arguments.Has("flaky") && arguments.incarnation == 1) return kExitCode;
-  if (arguments.Has("poison")) {
-    FromWorker poisoned;
-    poisoned.mutable_poisoned()->set_generation(1);
-    poisoned.mutable_poisoned()->set_code(static_cast<uint32_t>(absl::StatusCode::kAborted));
-    poisoned.mutable_poisoned()->set_message("ranks 0 and 1 gather different units");
-    link.Send(poisoned).IgnoreError();
-  }
   uint64_t step = 0;
   while (true) {
     absl::StatusOr<ControlLink::Command> command = link.Receive(absl::Seconds(1));
@@ -97,6 +91,13 @@ int Serve(ControlLink& link, const Arguments& arguments) {
       continue;
     }
     if (!command.ok() || command->message.has_stop()) return 0;
+    if (command->message.has_rank_attached() && arguments.Has("poison")) {
+      FromWorker poisoned;
+      poisoned.mutable_poisoned()->set_generation(command->message.rank_attached().generation());
+      poisoned.mutable_poisoned()->set_code(static_cast<uint32_t>(absl::StatusCode::kAborted));
+      poisoned.mutable_poisoned()->set_message("ranks 0 and 1 gather different units");
+      link.Send(poisoned).IgnoreError();
+    }
     const bool asked = command->message.has_save() || command->message.has_restore() ||
                        command->message.has_export_file();
     if (asked && !arguments.Has("mute")) Answer(link, *command, arguments);

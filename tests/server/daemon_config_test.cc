@@ -73,7 +73,8 @@ TEST(DaemonConfig, FlagsWinOverTheFile) {
 }
 
 TEST(DaemonConfig, WhatItPrintsItReads) {
-  const auto config = Load("devices: [\"cpu:0\", \"cpu:1\"]\nrun_dir: /run/z\nlanes_per_worker: 3\n");
+  const auto config =
+      Load("devices: [\"cpu:0\", \"cpu:1\"]\nrun_dir: /run/z\nlanes_per_worker: 3\n");
   ASSERT_TRUE(config.ok()) << config.status();
   const auto again = Load(DaemonConfigText(*config));
   ASSERT_TRUE(again.ok()) << again.status();

@@ -37,16 +37,13 @@ class Story {
   uint64_t Attach(uint32_t rank, int64_t pid) { return Attach(rank, pid, spec_); }
   uint64_t Attach(uint32_t rank, int64_t pid, const JobSpec& spec) {
     const uint64_t id = next_attach_++;
-    Feed(AttachRequested{id, rank, pid, std::make_shared<JobSpec>(spec),
-                         now_ + absl::Seconds(30)});
+    Feed(AttachRequested{id, rank, pid, std::make_shared<JobSpec>(spec), now_ + absl::Seconds(30)});
     return id;
   }
   void Cancel(uint64_t id) { Feed(AttachCancelled{id}); }
   void Die(uint32_t rank) { Feed(RankGone{rank, state_.ranks[rank].attach_id}); }
   void Detach(uint32_t rank, bool keep) { Feed(DetachRequested{rank, keep}); }
-  void Ready(uint32_t worker) {
-    Feed(WorkerReady{worker, state_.workers[worker].incarnation});
-  }
+  void Ready(uint32_t worker) { Feed(WorkerReady{worker, state_.workers[worker].incarnation}); }
   void WorkerEnds(uint32_t worker, absl::Status fatal = absl::OkStatus()) {
     Feed(WorkerDied{worker, state_.workers[worker].incarnation, "killed by signal 9", fatal});
   }
@@ -254,8 +251,8 @@ TEST(JobReady, ASecondJobOfTheSameNameIsToldWhatDiffersAndHowToRemoveTheFirst) {
   JobSpec other = Spec(1);
   other.config[1] = "zero_optimization.stage = 1";
   job.Attach(0, 200, other);
-  EXPECT_THAT(job.Refused(), AllOf(HasSubstr("zero_optimization.stage = 1"),
-                                   HasSubstr("zeroshard remove gpt")));
+  EXPECT_THAT(job.Refused(),
+              AllOf(HasSubstr("zero_optimization.stage = 1"), HasSubstr("zeroshard remove gpt")));
   EXPECT_EQ(job.All<FailAttach>()[0].status.code(), absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(job.state_.phase, JobPhase::kReady);
 }
@@ -486,6 +483,26 @@ TEST(JobPoison, AMismatchReachesEveryWorkerOnce) {
   EXPECT_THAT(job.actions_, IsEmpty());
 }
 
+TEST(JobPoison, BeforeAnybodyIsInItFailsTheStart) {
+  Story job(1);
+  job.Attach(0, 100);
+  job.Ready(0);
+  job.Feed(GenerationPoisoned{1, absl::AbortedError("the mesh broke")});
+  EXPECT_EQ(job.Refused(), "the mesh broke");
+  EXPECT_EQ(job.state_.phase, JobPhase::kEnded);
+}
+
+TEST(JobPoison, ARankThatWaitsForAWorkerHearsOfIt) {
+  Story job(2);
+  job.Start();
+  job.Die(1);
+  job.WorkerEnds(0);
+  job.Attach(1, 201);
+  job.Feed(GenerationPoisoned{3, absl::AbortedError("rank 0 disagrees")});
+  EXPECT_EQ(job.Refused(), "rank 0 disagrees");
+  EXPECT_EQ(job.state_.ranks[1].phase, RankPhase::kDead);
+}
+
 TEST(JobPoison, NewsOfADeadGenerationDoesNotKillTheNext) {
   Story job(1);
   job.Start();
@@ -503,8 +520,7 @@ TEST(JobRemove, IsRefusedWhileRanksAreAttachedUnlessForced) {
   job.Feed(RemoveRequested{false});
   ASSERT_EQ(job.All<RefuseRemove>().size(), 1u);
   EXPECT_THAT(std::string(job.All<RefuseRemove>()[0].status.message()),
-              AllOf(HasSubstr("rank 0 (process 100), rank 1 (process 101)"),
-                    HasSubstr("--force")));
+              AllOf(HasSubstr("rank 0 (process 100), rank 1 (process 101)"), HasSubstr("--force")));
   EXPECT_EQ(job.state_.phase, JobPhase::kReady);
   job.Feed(RemoveRequested{true});
   EXPECT_EQ(job.All<PoisonGeneration>().size(), 1u);

@@ -19,8 +19,8 @@ constexpr uint64_t kGiB = uint64_t{1} << 30;
 class FakeRoot {
  public:
   explicit FakeRoot(const std::string& name) : root_(testing::TempDir() + "/" + name + "/") {
-    for (const char* dir : {"", "proc", "proc/self", "sys", "sys/fs", "sys/fs/cgroup",
-                            "sys/fs/cgroup/job"}) {
+    for (const char* dir :
+         {"", "proc", "proc/self", "sys", "sys/fs", "sys/fs/cgroup", "sys/fs/cgroup/job"}) {
       mkdir((root_ + dir).c_str(), 0755);
     }
     Write("proc/meminfo", "MemTotal:       16777216 kB\nMemAvailable:    8388608 kB\n");

@@ -13,8 +13,8 @@
 namespace zeroshard {
 namespace {
 
-using ::testing::HasSubstr;
 using internal::v1::WorkerRegion;
+using ::testing::HasSubstr;
 
 model::v1::Parameter* AddParameter(model::v1::Manifest& manifest, const std::string& name,
                                    std::vector<uint64_t> shape, model::v1::DType dtype) {
@@ -27,13 +27,15 @@ model::v1::Parameter* AddParameter(model::v1::Manifest& manifest, const std::str
   return parameter;
 }
 
-// One bf16 parameter of 1,000 elements: 4 grains, of which the last has 232 elements and 24 of padding.
+// One bf16 parameter of 1,000 elements: 4 grains, of which the last has 232 elements and 24 of
+// padding.
 PlanInput Input(int stage, uint32_t workers, uint32_t ranks) {
   PlanInput input;
-  const auto config = ParseDsConfig(
-      absl::StrCat(R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true},
+  const auto config =
+      ParseDsConfig(absl::StrCat(R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true},
         "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
-        "zero_optimization": {"stage": )", stage, R"(, "stage3_param_persistence_threshold": 0}})"));
+        "zero_optimization": {"stage": )",
+                                 stage, R"(, "stage3_param_persistence_threshold": 0}})"));
   EXPECT_TRUE(config.ok()) << config.status();
   input.config = *config;
   AddParameter(input.manifest, "w", {10, 100}, model::v1::DTYPE_BFLOAT16);
@@ -69,7 +71,8 @@ struct Sums {
 TEST(Planner, Stage3SplitsEveryKindOfStateOverTheWorkers) {
   const JobPlan plan = Plan(Input(3, 2, 2));
   Sums sums(plan);
-  // Grains 0 and 1 belong to worker 0: 512 elements; 2 and 3 to worker 1: 488 elements and 24 of padding.
+  // Grains 0 and 1 belong to worker 0: 512 elements; 2 and 3 to worker 1: 488 elements and 24 of
+  // padding.
   EXPECT_EQ(sums.bytes["worker 0 parameters"], 512u * 2);
   EXPECT_EQ(sums.bytes["worker 1 parameters"], 488u * 2);
   EXPECT_EQ(sums.bytes["worker 0 gradients"], 512u * 4);

@@ -33,7 +33,8 @@ ino_t Inode(int fd) {
 
 TEST(WorkerLink, BodiesOfEverySizeArrive) {
   Pair pair;
-  for (const size_t bytes : {size_t{1}, size_t{32 * 1024}, size_t{32 * 1024 + 1}, size_t{5 << 20}}) {
+  for (const size_t bytes :
+       {size_t{1}, size_t{32 * 1024}, size_t{32 * 1024 + 1}, size_t{5 << 20}}) {
     const std::string body(bytes, static_cast<char>('a' + bytes % 7));
     ASSERT_TRUE(SendLinkMessage(pair.a.get(), body, {}, kTimeout).ok());
     const auto received = ReceiveLinkMessage(pair.b.get(), kTimeout);

@@ -1,0 +1,91 @@
+// Decider: one run of Decide (server/job.h). Takes the state by value, changes it, and collects
+// actions.
+//
+// Internal to the job's state machine: job_ranks.cc has what ranks do, job_workers.cc what workers,
+// operators and time do.
+
+#ifndef ZEROSHARD_SERVER_JOB_DECIDER_H_
+#define ZEROSHARD_SERVER_JOB_DECIDER_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "server/job.h"
+
+namespace zeroshard {
+
+// "rank 1", "ranks 0, 2".
+std::string RankList(const std::vector<uint32_t>& ranks);
+
+class Decider {
+ public:
+  Decider(const JobState& state, Instant now) : next_(state), now_(now) {}
+
+  void On(const AttachRequested& in);
+  void On(const AttachCancelled& in);
+  void On(const RankGone& in);
+  void On(const DetachRequested& in);
+  void On(const StartFailed& in);
+  void On(const WorkerReady& in);
+  void On(const WorkerDied& in);
+  void On(const GenerationPoisoned& in);
+  void On(const RemoveRequested& in);
+  void On(const Tick&);
+
+  JobDecision Take() && {
+    if (!reason_.empty()) next_.reason = reason_;
+    return {std::move(next_), std::move(actions_), std::move(reason_)};
+  }
+
+ private:
+  // Why `in` may not attach; OK when it may.
+  absl::Status Refusal(const AttachRequested& in) const;
+  void Disagree(const AttachRequested& in, const std::string& difference);
+  void Admit(const AttachRequested& in);
+  void AttachWaiting();
+  void Leave(uint32_t rank, RankPhase phase, const std::string& why);
+  void CheckAllGone();
+  void FailWaiting(const absl::Status& status);
+  void Fail(const absl::Status& status);
+  void Poison(const absl::Status& status);
+  void End(const std::string& why);
+  void StartWorkerNow(uint32_t worker);
+  void CheckWaitDeadlines();
+  void CheckRejoinDeadlines();
+
+  std::vector<uint32_t> Ranks(RankPhase phase) const {
+    std::vector<uint32_t> ranks;
+    for (uint32_t r = 0; r < next_.ranks.size(); ++r) {
+      if (next_.ranks[r].phase == phase) ranks.push_back(r);
+    }
+    return ranks;
+  }
+  bool WorkersReady() const {
+    return std::all_of(next_.workers.begin(), next_.workers.end(),
+                       [](const WorkerState& w) { return w.phase == WorkerPhase::kReady; });
+  }
+  // "rank 1 (process 4711)".
+  std::string Describe(uint32_t rank) const {
+    return absl::StrCat("rank ", rank, " (process ", next_.ranks[rank].pid, ")");
+  }
+  std::string Job() const { return absl::StrCat("job '", next_.name, "'"); }
+  std::string WorkersNotReady() const;
+  void Say(const std::string& sentence) { reason_ = sentence; }
+  void Emit(const char* kind, const std::string& text) {
+    actions_.push_back(EmitEvent{kind, text});
+  }
+
+  JobState next_;
+  const Instant now_;
+  std::vector<JobAction> actions_;
+  std::string reason_;
+};
+
+}  // namespace zeroshard
+
+#endif  // ZEROSHARD_SERVER_JOB_DECIDER_H_

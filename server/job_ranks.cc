@@ -1,0 +1,189 @@
+// What ranks do to a job: attach, give up, die, detach.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "server/job_decider.h"
+
+namespace zeroshard {
+
+std::string RankList(const std::vector<uint32_t>& ranks) {
+  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
+}
+
+absl::Status Decider::Refusal(const AttachRequested& in) const {
+  if (next_.phase == JobPhase::kFailed) {
+    return absl::FailedPreconditionError(absl::StrCat(Job(), " has failed: ", next_.reason,
+                                                      "; `zeroshard remove ", next_.name,
+                                                      "` frees its memory and its name"));
+  }
+  if (in.rank >= next_.ranks.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", in.rank, " is outside the world of ",
+                                                   next_.ranks.size(), " ranks of ", Job()));
+  }
+  const RankState& holder = next_.ranks[in.rank];
+  const bool held = holder.phase == RankPhase::kAttached || holder.phase == RankPhase::kWaiting;
+  const std::string difference =
+      Difference(next_.spec, "the job", *in.spec, absl::StrCat("rank ", in.rank, " now"));
+  if (!difference.empty() && (next_.started || held)) {
+    return absl::AlreadyExistsError(absl::StrCat(Job(), " exists and is another one: ", difference,
+                                                 "; use another job name, or end that one",
+                                                 " with `zeroshard remove ", next_.name, "`"));
+  }
+  if (held) {
+    return absl::AlreadyExistsError(absl::StrCat("rank ", in.rank, " of ", Job(),
+                                                 " is held by process ", holder.pid,
+                                                 "; two processes cannot be the same rank"));
+  }
+  if (!next_.poison.ok()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(Job(), " takes new ranks once ", RankList(Ranks(RankPhase::kAttached)),
+                     " ended, because its generation is dead: ", next_.poison.message()));
+  }
+  return absl::OkStatus();
+}
+
+// A rank of a job that has nothing yet says something else than those who wait: all of them hear it
+// now.
+void Decider::Disagree(const AttachRequested& in, const std::string& difference) {
+  const absl::Status status =
+      absl::InvalidArgumentError(absl::StrCat("the ranks of ", Job(), " disagree: ", difference));
+  actions_.push_back(FailAttach{in.attach_id, status});
+  FailWaiting(status);
+  End(std::string(status.message()));
+}
+
+void Decider::On(const AttachRequested& in) {
+  if (absl::Status refusal = Refusal(in); !refusal.ok()) {
+    actions_.push_back(FailAttach{in.attach_id, refusal});
+    return Say(absl::StrCat("refused rank ", in.rank, ": ", refusal.message()));
+  }
+  const std::vector<uint32_t> waiting = Ranks(RankPhase::kWaiting);
+  const std::string first = waiting.empty() ? "the job" : absl::StrCat("rank ", waiting.front());
+  const std::string difference =
+      Difference(next_.spec, first, *in.spec, absl::StrCat("rank ", in.rank));
+  if (!difference.empty()) return Disagree(in, difference);
+  Admit(in);
+}
+
+void Decider::Admit(const AttachRequested& in) {
+  RankState& rank = next_.ranks[in.rank];
+  rank = RankState{};
+  rank.phase = RankPhase::kWaiting;
+  rank.pid = in.pid;
+  rank.attach_id = in.attach_id;
+  rank.deadline = in.deadline;
+  if (next_.phase == JobPhase::kIdle) next_.phase = JobPhase::kForming;
+  if (next_.phase != JobPhase::kForming) {
+    Say(absl::StrCat(Describe(in.rank), " waits for the workers"));
+    return AttachWaiting();
+  }
+  const size_t present = PresentRanks(next_);
+  Say(absl::StrCat(present, " of ", next_.spec.local_ranks, " ranks are here"));
+  if (present < next_.spec.local_ranks) return;
+  next_.phase = JobPhase::kStarting;
+  if (!next_.started) {
+    next_.started = true;
+    next_.generation = 1;
+    next_.alive_since = 1;
+    for (WorkerState& worker : next_.workers) {
+      worker.phase = WorkerPhase::kStarting;
+      worker.incarnation = 1;
+    }
+    Say(absl::StrCat("all ", present, " ranks are here; starting ", next_.workers.size(),
+                     " workers"));
+    actions_.push_back(CreateJob{});
+    return;
+  }
+  AttachWaiting();
+}
+
+// Once the workers are ready, whoever waits is in.
+void Decider::AttachWaiting() {
+  if (!WorkersReady()) return;
+  const std::vector<uint32_t> waiting = Ranks(RankPhase::kWaiting);
+  if (next_.ever_ready && !waiting.empty()) ++next_.generation;
+  for (const uint32_t rank : waiting) {
+    next_.ranks[rank].phase = RankPhase::kAttached;
+    next_.ranks[rank].deadline = absl::InfiniteDuration();
+    actions_.push_back(AnnounceRank{rank});
+    Emit("attached", absl::StrCat(Describe(rank), " attached"));
+  }
+  for (const uint32_t rank : waiting) {
+    actions_.push_back(ReplyAttached{rank, next_.ranks[rank].attach_id, next_.ever_ready});
+  }
+  next_.phase = JobPhase::kReady;
+  next_.ever_ready = true;
+  Say(absl::StrCat(RankList(waiting), " attached in generation ", next_.generation));
+}
+
+void Decider::On(const AttachCancelled& in) {
+  for (uint32_t rank = 0; rank < next_.ranks.size(); ++rank) {
+    const RankState& state = next_.ranks[rank];
+    if (state.attach_id != in.attach_id) continue;
+    if (state.phase == RankPhase::kWaiting || state.phase == RankPhase::kAttached) {
+      return Leave(rank, RankPhase::kDead, "gave up attaching");
+    }
+  }
+}
+
+void Decider::On(const RankGone& in) {
+  if (in.rank >= next_.ranks.size() || next_.ranks[in.rank].attach_id != in.attach_id) return;
+  const RankPhase phase = next_.ranks[in.rank].phase;
+  if (phase == RankPhase::kWaiting || phase == RankPhase::kAttached) {
+    Leave(in.rank, RankPhase::kDead, "died");
+  }
+}
+
+void Decider::On(const DetachRequested& in) {
+  if (in.rank >= next_.ranks.size() || next_.ranks[in.rank].phase != RankPhase::kAttached) return;
+  next_.ranks[in.rank].keep = in.keep;
+  Leave(in.rank, RankPhase::kDetached, "detached");
+}
+
+void Decider::Leave(uint32_t rank, RankPhase phase, const std::string& why) {
+  RankState& state = next_.ranks[rank];
+  const std::string sentence = absl::StrCat(Describe(rank), " ", why);
+  const bool was_attached = state.phase == RankPhase::kAttached;
+  Say(sentence);
+  if (!was_attached) {
+    actions_.push_back(FailAttach{state.attach_id, absl::CancelledError(sentence)});
+    state.phase = next_.ever_ready ? RankPhase::kDead : RankPhase::kAbsent;
+    state.deadline = absl::InfiniteDuration();
+    return CheckAllGone();
+  }
+  state.phase = phase;
+  state.deadline =
+      phase == RankPhase::kDead ? now_ + next_.limits.rejoin_timeout : absl::InfiniteDuration();
+  ++next_.generation;
+  actions_.push_back(AnnounceRankDied{rank, sentence});
+  if (phase == RankPhase::kDead) Emit("rank-died", sentence);
+  CheckAllGone();
+}
+
+void Decider::CheckAllGone() {
+  if (PresentRanks(next_) > 0 || next_.phase == JobPhase::kFailed) return;
+  if (!next_.ever_ready) return End(absl::StrCat(reason_, "; nobody is left"));
+  const std::vector<uint32_t> detached = Ranks(RankPhase::kDetached);
+  const bool keep = std::all_of(detached.begin(), detached.end(),
+                                [&](uint32_t r) { return next_.ranks[r].keep; });
+  if (detached.size() == next_.spec.local_ranks && !keep) {
+    return End("all ranks detached");
+  }
+  next_.phase = JobPhase::kIdle;
+  next_.poison = absl::OkStatus();
+  next_.alive_since = ++next_.generation;
+  actions_.push_back(DropAttempt{});
+  Say(absl::StrCat(reason_, "; no rank is left: the step in flight is dropped, the state is kept"));
+}
+
+void Decider::FailWaiting(const absl::Status& status) {
+  for (const uint32_t rank : Ranks(RankPhase::kWaiting)) {
+    RankState& state = next_.ranks[rank];
+    actions_.push_back(FailAttach{state.attach_id, status});
+    state.phase = next_.ever_ready ? RankPhase::kDead : RankPhase::kAbsent;
+    state.deadline = absl::InfiniteDuration();
+  }
+}
+
+}  // namespace zeroshard

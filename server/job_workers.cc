@@ -1,0 +1,183 @@
+// What workers, operators and the clock do to a job.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "server/job_decider.h"
+
+namespace zeroshard {
+namespace {
+
+// Between the n-th death of a worker and its next start.
+absl::Duration BackOff(size_t deaths) {
+  return deaths <= 1 ? absl::ZeroDuration() : absl::Milliseconds(100) * (1 << (deaths - 2));
+}
+
+}  // namespace
+
+std::string Decider::WorkersNotReady() const {
+  std::vector<std::string> lines;
+  for (size_t w = 0; w < next_.workers.size(); ++w) {
+    const WorkerState& worker = next_.workers[w];
+    if (worker.phase == WorkerPhase::kReady) continue;
+    lines.push_back(absl::StrCat("worker ", w, " is ", WorkerPhaseName(worker.phase),
+                                 worker.last_exit.empty() ? "" : " (before: ", worker.last_exit,
+                                 worker.last_exit.empty() ? "" : ")"));
+  }
+  return absl::StrJoin(lines, "; ");
+}
+
+void Decider::Poison(const absl::Status& status) {
+  if (!next_.poison.ok()) return;
+  FailWaiting(status);
+  next_.poison = status;
+  Say(absl::StrCat("generation ", next_.generation, " is dead: ", status.message()));
+  actions_.push_back(PoisonGeneration{status});
+  Emit("failed", std::string(status.message()));
+}
+
+void Decider::Fail(const absl::Status& status) {
+  FailWaiting(status);
+  if (!next_.ever_ready) return End(std::string(status.message()));
+  Poison(status);
+  next_.phase = JobPhase::kFailed;
+  Say(std::string(status.message()));
+}
+
+void Decider::End(const std::string& why) {
+  next_.phase = JobPhase::kEnded;
+  Say(why);
+  Emit("ended", why);
+  actions_.push_back(EndJob{});
+}
+
+void Decider::On(const StartFailed& in) {
+  if (next_.phase != JobPhase::kStarting || next_.ever_ready) return;
+  Fail(in.status);
+}
+
+void Decider::On(const WorkerReady& in) {
+  WorkerState& worker = next_.workers[in.worker];
+  if (worker.incarnation != in.incarnation || worker.phase != WorkerPhase::kStarting) return;
+  worker.phase = WorkerPhase::kReady;
+  worker.was_ready = true;
+  Say(absl::StrCat("worker ", in.worker, " is ready"));
+  Emit("worker-ready", reason_);
+  const bool wanted = next_.phase == JobPhase::kStarting || next_.phase == JobPhase::kReady;
+  if (wanted && !Ranks(RankPhase::kWaiting).empty()) AttachWaiting();
+}
+
+void Decider::StartWorkerNow(uint32_t index) {
+  WorkerState& worker = next_.workers[index];
+  worker.phase = WorkerPhase::kStarting;
+  ++worker.incarnation;
+  ++worker.restarts;
+  worker.start_at = absl::InfiniteDuration();
+  actions_.push_back(StartWorker{index, worker.incarnation, worker.was_ready});
+}
+
+void Decider::On(const WorkerDied& in) {
+  WorkerState& worker = next_.workers[in.worker];
+  if (worker.incarnation != in.incarnation || worker.phase == WorkerPhase::kDead ||
+      next_.phase == JobPhase::kFailed || next_.phase == JobPhase::kEnded) {
+    return;
+  }
+  worker.phase = WorkerPhase::kDead;
+  worker.last_exit = in.reason;
+  std::erase_if(worker.deaths, [&](Instant at) { return at + kRestartWindow <= now_; });
+  worker.deaths.push_back(now_);
+  const std::string sentence = absl::StrCat("worker ", in.worker, " died: ", in.reason);
+  Say(sentence);
+  Emit("worker-died", sentence);
+  if (!in.fatal.ok()) {
+    return Fail(absl::Status(in.fatal.code(), absl::StrCat("worker ", in.worker, " of ", Job(),
+                                                           ": ", in.fatal.message())));
+  }
+  if (worker.deaths.size() > kMaxRestarts) {
+    return Fail(absl::InternalError(absl::StrCat(
+        "worker ", in.worker, " of ", Job(), " died ", worker.deaths.size(), " times within ",
+        absl::FormatDuration(kRestartWindow), ", last: ", in.reason)));
+  }
+  const absl::Duration wait = BackOff(worker.deaths.size());
+  worker.start_at = now_ + wait;
+  if (wait == absl::ZeroDuration()) return StartWorkerNow(in.worker);
+  Say(absl::StrCat(sentence, "; starting it again in ", absl::FormatDuration(wait)));
+}
+
+void Decider::On(const GenerationPoisoned& in) {
+  if (in.generation < next_.alive_since) return;
+  if (next_.phase == JobPhase::kReady) return Poison(in.status);
+  if (next_.phase == JobPhase::kStarting) Fail(in.status);
+}
+
+void Decider::On(const RemoveRequested& in) {
+  if (PresentRanks(next_) > 0 && !in.force) {
+    std::vector<std::string> present;
+    for (uint32_t rank = 0; rank < next_.ranks.size(); ++rank) {
+      const RankPhase phase = next_.ranks[rank].phase;
+      if (phase == RankPhase::kAttached || phase == RankPhase::kWaiting) {
+        present.push_back(Describe(rank));
+      }
+    }
+    actions_.push_back(RefuseRemove{absl::FailedPreconditionError(
+        absl::StrCat(Job(), " is in use by ", absl::StrJoin(present, ", "),
+                     "; end them first, or remove it with --force"))});
+    return Say("refused to remove the job while ranks are attached");
+  }
+  const absl::Status removed = absl::CancelledError(absl::StrCat(Job(), " was removed"));
+  FailWaiting(removed);
+  if (!Ranks(RankPhase::kAttached).empty()) Poison(removed);
+  End("removed by an operator");
+}
+
+void Decider::CheckWaitDeadlines() {
+  const std::vector<uint32_t> waiting = Ranks(RankPhase::kWaiting);
+  const bool late = std::any_of(waiting.begin(), waiting.end(),
+                                [&](uint32_t r) { return next_.ranks[r].deadline <= now_; });
+  if (!late) return;
+  if (next_.phase == JobPhase::kForming) {
+    std::vector<uint32_t> missing;
+    for (uint32_t r = 0; r < next_.ranks.size(); ++r) {
+      if (next_.ranks[r].phase != RankPhase::kWaiting) missing.push_back(r);
+    }
+    const std::string text =
+        absl::StrCat(Job(), ": only ", waiting.size(), " of ", next_.spec.local_ranks,
+                     " ranks attached in time; missing: ", RankList(missing));
+    FailWaiting(absl::DeadlineExceededError(text));
+    Say(text);
+    if (!next_.ever_ready) return End(text);
+    next_.phase = JobPhase::kIdle;
+    return;
+  }
+  const std::string text =
+      absl::StrCat(Job(), ": the workers were not ready in time: ", WorkersNotReady());
+  FailWaiting(absl::DeadlineExceededError(text));
+  Say(text);
+  CheckAllGone();
+}
+
+void Decider::CheckRejoinDeadlines() {
+  if (next_.phase != JobPhase::kReady || Ranks(RankPhase::kAttached).empty()) return;
+  std::vector<std::string> late;
+  for (const uint32_t rank : Ranks(RankPhase::kDead)) {
+    if (next_.ranks[rank].deadline <= now_) late.push_back(Describe(rank));
+  }
+  if (late.empty()) return;
+  Poison(absl::UnavailableError(absl::StrCat(absl::StrJoin(late, ", "), " of ", Job(),
+                                             " died and no successor attached within ",
+                                             absl::FormatDuration(next_.limits.rejoin_timeout))));
+}
+
+void Decider::On(const Tick&) {
+  for (uint32_t w = 0; w < next_.workers.size(); ++w) {
+    if (next_.workers[w].phase == WorkerPhase::kDead && next_.workers[w].start_at <= now_ &&
+        next_.phase != JobPhase::kFailed) {
+      StartWorkerNow(w);
+      Say(absl::StrCat("starting worker ", w, " again (number ", next_.workers[w].restarts, ")"));
+    }
+  }
+  CheckWaitDeadlines();
+  if (next_.phase != JobPhase::kEnded && next_.poison.ok()) CheckRejoinDeadlines();
+}
+
+}  // namespace zeroshard
