@@ -34,8 +34,8 @@ class Cursor {
 
 absl::Status Check(std::span<std::byte> memory, const BoardShape& shape) {
   if (memory.size() < Board::Bytes(shape)) {
-    return absl::InvalidArgumentError(absl::StrCat("board of ", memory.size(), " bytes, need ",
-                                                   Board::Bytes(shape)));
+    return absl::InvalidArgumentError(
+        absl::StrCat("board of ", memory.size(), " bytes, need ", Board::Bytes(shape)));
   }
   return absl::OkStatus();
 }
@@ -93,8 +93,8 @@ Board::Board(std::span<std::byte> memory, const BoardShape& shape)
 }
 
 absl::StatusOr<Board> Board::Format(std::span<std::byte> memory, const BoardShape& shape,
-                                    uint64_t job_id, uint64_t layout_fingerprint,
-                                    double loss_scale, uint32_t hysteresis) {
+                                    uint64_t job_id, uint64_t layout_fingerprint, double loss_scale,
+                                    uint32_t hysteresis) {
   if (absl::Status status = Check(memory, shape); !status.ok()) return status;
   Board board(memory, shape);
   BoardHeader& header = board.header();
@@ -137,9 +137,9 @@ UserStates::Area* UserStates::area(uint32_t rank, uint32_t index) const {
 absl::Status UserStates::Write(uint32_t rank, uint64_t attempt, uint64_t committed,
                                std::span<const std::byte> bytes) const {
   if (bytes.size() > capacity_) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("user_state of ", bytes.size(), " bytes; the job was created with room for ",
-                     capacity_, " (zeroshard.user_state_bytes)"));
+    return absl::InvalidArgumentError(absl::StrCat("user_state of ", bytes.size(),
+                                                   " bytes; the job was created with room for ",
+                                                   capacity_, " (zeroshard.user_state_bytes)"));
   }
   Area* target = area(rank, 0);
   if (committed != 0 && target->attempt.load(std::memory_order_acquire) == committed) {

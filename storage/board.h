@@ -1,10 +1,11 @@
 // Board: the shared state by which the workers of one island (that share memory) coordinate a job.
 //
-// A memfd that the server creates and every worker of the island maps; trainers never see it. Coordination
-// is state, not messages: each entry has one writer, is written tag-last with one atomic store, and says
-// which step in flight (`attempt`) it belongs to. So an entry is either there or not, survives the death of
-// any worker, and may be written again by a successor. After writing, a worker rings the doorbells of those
-// who may wait for it; nobody relies on the doorbell's content.
+// A memfd that the server creates and every worker of the island maps; trainers never see it.
+// Coordination is state, not messages: each entry has one writer, is written tag-last with one
+// atomic store, and says which step in flight (`attempt`) it belongs to. So an entry is either
+// there or not, survives the death of any worker, and may be written again by a successor. After
+// writing, a worker rings the doorbells of those who may wait for it; nobody relies on the
+// doorbell's content.
 //
 //   entry                              written by                      read by
 //   rank slot: order, micro end,       the rank's home worker          all workers
@@ -17,7 +18,8 @@
 //   update count (parameter)           the leader, at commit           all workers
 //   fill (worker, unit), pin, evict    owner / home / island's first   all workers (copied windows)
 //
-// A Tag orders the micro-steps of all attempts: attempt * 65536 + micro-step + 1. Format page: docs/board.md.
+// A Tag orders the micro-steps of all attempts: attempt * 65536 + micro-step + 1. Format page:
+// docs/board.md.
 #ifndef ZEROSHARD_STORAGE_BOARD_H_
 #define ZEROSHARD_STORAGE_BOARD_H_
 
@@ -66,9 +68,9 @@ struct StepInput {
 };
 
 struct alignas(64) RankSlot {
-  std::atomic<uint64_t> attached;     // generation of the attached process, 0 for none
-  std::atomic<uint64_t> activity;     // requests received; tells a slow rank from a stuck one
-  std::atomic<uint64_t> posted;       // the last scatter, micro end or step whose effects are complete
+  std::atomic<uint64_t> attached;  // generation of the attached process, 0 for none
+  std::atomic<uint64_t> activity;  // requests received; tells a slow rank from a stuck one
+  std::atomic<uint64_t> posted;    // the last scatter, micro end or step whose effects are complete
   std::atomic<uint64_t> order_start;  // request id << 24 | index at which its first gather stands
   std::atomic<uint64_t> order_end;    // attempt << 32 | collective gathers posted in it
   std::atomic<Tag> micro_end;         // the last micro-step whose scatters are all posted
@@ -97,7 +99,8 @@ struct alignas(64) Contribution {
   Presence present;
 };
 
-// How far the micro-steps of one unit are summed by one worker (or, stage 1, accumulated for one rank).
+// How far the micro-steps of one unit are summed by one worker (or, stage 1, accumulated for one
+// rank).
 struct alignas(64) MergeRecord {
   struct State {
     Tag tag;
@@ -120,9 +123,9 @@ struct JobNumbers {
   uint64_t updates;  // applied optimizer updates
   uint64_t skipped;
   double loss_scale;
-  uint64_t scaler_iteration;      // steps seen by the loss scaler
-  int64_t scaler_last_overflow;   // iteration of the last overflow, -1 for none
-  uint32_t scaler_hysteresis;     // overflows left before the scale drops
+  uint64_t scaler_iteration;     // steps seen by the loss scaler
+  int64_t scaler_last_overflow;  // iteration of the last overflow, -1 for none
+  uint32_t scaler_hysteresis;    // overflows left before the scale drops
   uint32_t last_skipped;
   double grad_norm;  // of the last step, before clipping
   uint32_t norm_valid;
@@ -159,8 +162,8 @@ struct alignas(64) BoardHeader {
   std::atomic<uint64_t> attempt;  // the step in flight, from 1
   std::atomic<uint64_t> commit;   // last committed attempt << 1 | index of its JobNumbers
   std::atomic<uint64_t> epoch;    // raised with every change of parameters
-  // Raised by a home worker that took something back from the board; nobody uses the old value any more once
-  // every worker has copied the new fence into its slot.
+  // Raised by a home worker that took something back from the board; nobody uses the old value any
+  // more once every worker has copied the new fence into its slot.
   std::atomic<uint64_t> fence;
   std::atomic<uint64_t> poison_claim;  // generation of the one who writes the text
   std::atomic<uint64_t> poisoned;      // generation << 8 | status code, 0 while alive
@@ -174,7 +177,8 @@ class Board {
  public:
   static uint64_t Bytes(const BoardShape& shape);
 
-  // Writes an empty board into zeroed memory: attempt 1, nothing committed, `loss_scale` for the first step.
+  // Writes an empty board into zeroed memory: attempt 1, nothing committed, `loss_scale` for the
+  // first step.
   static absl::StatusOr<Board> Format(std::span<std::byte> memory, const BoardShape& shape,
                                       uint64_t job_id, uint64_t layout_fingerprint,
                                       double loss_scale, uint32_t hysteresis);

@@ -18,7 +18,8 @@ uint64_t AlignTo(uint64_t bytes, uint64_t alignment) {
 }
 
 uint64_t ChunkElements(const model::v1::EngineConfig& config) {
-  const uint64_t asked = config.sub_group_elements() == 0 ? kMaxChunkElements : config.sub_group_elements();
+  const uint64_t asked =
+      config.sub_group_elements() == 0 ? kMaxChunkElements : config.sub_group_elements();
   return std::clamp(AlignTo(asked, kGrainElements), kGrainElements, kMaxChunkElements);
 }
 
@@ -33,7 +34,8 @@ absl::StatusOr<DType> FromProto(model::v1::DType dtype) {
     case model::v1::DTYPE_FLOAT16:
       return DType::kFloat16;
     default:
-      return absl::InvalidArgumentError(absl::StrCat("unknown data type ", static_cast<int>(dtype)));
+      return absl::InvalidArgumentError(
+          absl::StrCat("unknown data type ", static_cast<int>(dtype)));
   }
 }
 
@@ -41,8 +43,8 @@ absl::StatusOr<PartitionPlan> PartitionPlan::Create(const Layout& layout,
                                                     const model::v1::EngineConfig& config,
                                                     uint32_t worker, uint32_t lanes) {
   if (worker >= layout.workers() || lanes == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("worker ", worker, " of ", layout.workers(),
-                                                   " with ", lanes, " lanes"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("worker ", worker, " of ", layout.workers(), " with ", lanes, " lanes"));
   }
   if (config.state_slots_size() > static_cast<int>(kMaxStates)) {
     return absl::InvalidArgumentError(
@@ -140,7 +142,8 @@ void PartitionPlan::PlaceSections(const Layout& layout, const model::v1::EngineC
         Place(offset, unit.slice.elements() * accumulator_bytes, totals_.accumulator);
   }
   for (uint32_t u = 0; u < units_.size(); ++u) {
-    // At stage 0 every worker updates a whole replica, so even fp32 parameters need a master of their own.
+    // At stage 0 every worker updates a whole replica, so even fp32 parameters need a master of
+    // their own.
     const bool own_master = layout.units()[u].dtype != DType::kFloat32 || config.stage() == 0;
     if (!units_[u].has_optimizer || !own_master) continue;
     units_[u].master = Place(offset, units_[u].slice.elements() * sizeof(float), totals_.master);

@@ -1,8 +1,9 @@
-// PartitionPlan: where each kind of state of one worker lies in its partition region, and how many bytes
-// each kind takes.
+// PartitionPlan: where each kind of state of one worker lies in its partition region, and how many
+// bytes each kind takes.
 //
-// A pure value computed from the layout and the engine configuration, the same in the server (which makes
-// the region and tells the ledger) and in the worker (which fills it). Immutable; any thread may read it.
+// A pure value computed from the layout and the engine configuration, the same in the server (which
+// makes the region and tells the ledger) and in the worker (which fills it). Immutable; any thread
+// may read it.
 //
 // The region, every part aligned to 64 bytes:
 //   PartitionHeader | undo area | put bitmap | accumulators | master | state 0 | state 1 | shards
@@ -41,10 +42,11 @@ struct PartitionHeader {
 };
 static_assert(sizeof(PartitionHeader) == 64);
 
-// One worker's part of one unit. Offsets are bytes in the region, kAbsent where the kind does not exist.
+// One worker's part of one unit. Offsets are bytes in the region, kAbsent where the kind does not
+// exist.
 struct UnitPlan {
-  GrainRange slice;     // grains whose optimizer state this worker holds; at stage 0 the whole unit
-  GrainRange shard;     // grains whose parameters this worker is responsible for
+  GrainRange slice;  // grains whose optimizer state this worker holds; at stage 0 the whole unit
+  GrainRange shard;  // grains whose parameters this worker is responsible for
   bool has_optimizer = false;
   bool resident = true;  // the parameters at rest lie in the window, not in a partition
   uint64_t accumulator = kAbsent;
@@ -74,13 +76,13 @@ struct PartitionBytes {
 
 class PartitionPlan {
  public:
-  // `lanes`: compute threads of the worker. InvalidArgument for worker >= layout.workers(), lanes == 0, an
-  // unknown data type or more state slots than kMaxStates.
+  // `lanes`: compute threads of the worker. InvalidArgument for worker >= layout.workers(), lanes
+  // == 0, an unknown data type or more state slots than kMaxStates.
   static absl::StatusOr<PartitionPlan> Create(const Layout& layout,
                                               const model::v1::EngineConfig& config,
                                               uint32_t worker, uint32_t lanes);
-  // One rank's local accumulators (stage 1 with several micro-steps): the same kind of region with fp32
-  // accumulators of whole trainable units and nothing else.
+  // One rank's local accumulators (stage 1 with several micro-steps): the same kind of region with
+  // fp32 accumulators of whole trainable units and nothing else.
   static absl::StatusOr<PartitionPlan> CreateLocal(const Layout& layout,
                                                    const model::v1::EngineConfig& config,
                                                    uint32_t lanes);
@@ -100,7 +102,8 @@ class PartitionPlan {
   void PlanUnits(const Layout& layout, const model::v1::EngineConfig& config, uint32_t worker);
   void PlanChunks(UnitPlan& plan, uint32_t unit);
   void PlaceSections(const Layout& layout, const model::v1::EngineConfig& config);
-  // Places the header, the undo area and the put bitmap of so many bits; returns the offset after them.
+  // Places the header, the undo area and the put bitmap of so many bits; returns the offset after
+  // them.
   uint64_t PlaceRecords(uint64_t put_bits);
   // Takes room for `elements`, adds it to `total`, and returns where it is.
   static uint64_t Place(uint64_t& offset, uint64_t bytes, uint64_t& total);
@@ -120,12 +123,12 @@ class PartitionPlan {
 // Data type of the gradient accumulators, and of a proto DType in general.
 absl::StatusOr<DType> FromProto(model::v1::DType dtype);
 
-// Whether ranks accumulate micro-steps on their own before the ranks are summed (stage 1 with several
-// micro-steps, unless ranks_first): then every rank has a local accumulator region.
+// Whether ranks accumulate micro-steps on their own before the ranks are summed (stage 1 with
+// several micro-steps, unless ranks_first): then every rank has a local accumulator region.
 bool UsesLocalAccumulators(const model::v1::EngineConfig& config);
 
-// Bytes of one rank's gradient window: all trainable units, bounded by reduce_bucket_size (two of the largest units
-// at least), and large enough to put frozen units in pieces. A multiple of 4096.
+// Bytes of one rank's gradient window: all trainable units, bounded by reduce_bucket_size (two of
+// the largest units at least), and large enough to put frozen units in pieces. A multiple of 4096.
 uint64_t GradientWindowBytes(const Layout& layout, const model::v1::EngineConfig& config);
 
 }  // namespace zeroshard

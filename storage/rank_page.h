@@ -1,9 +1,9 @@
 // RankPage: the page in which a worker publishes to one rank that its requests are complete.
 //
-// The server creates it as a memfd; the rank's home worker (and, on a poisoned generation, the server)
-// write it, the trainer maps it read-only. It outlives the worker: a successor goes on in the same page.
-// Every field that the trainer waits for is one atomic word; `wake` is bumped after it and is what the
-// trainer sleeps on. Format page: docs/pages.md.
+// The server creates it as a memfd; the rank's home worker (and, on a poisoned generation, the
+// server) write it, the trainer maps it read-only. It outlives the worker: a successor goes on in
+// the same page. Every field that the trainer waits for is one atomic word; `wake` is bumped after
+// it and is what the trainer sleeps on. Format page: docs/pages.md.
 #ifndef ZEROSHARD_STORAGE_RANK_PAGE_H_
 #define ZEROSHARD_STORAGE_RANK_PAGE_H_
 
@@ -24,7 +24,7 @@ struct StepResult {
   double loss_scale = 1.0;  // to use for the next step
   double grad_norm = 0.0;   // before clipping, unscaled; valid only if norm_valid
   uint32_t norm_valid = 0;
-  uint32_t skipped = 0;     // 1: overflow, no state but the loss scale changed
+  uint32_t skipped = 0;  // 1: overflow, no state but the loss scale changed
 };
 
 struct RankPage {

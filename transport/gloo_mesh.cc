@@ -103,7 +103,8 @@ class Connection {
     for (uint32_t peer = 0; peer < channels_.size(); ++peer) {
       if (channels_[peer] == nullptr) continue;
       channels_[peer]->sender = std::thread([this, peer] { Guard(peer, [&] { SendLoop(peer); }); });
-      channels_[peer]->receiver = std::thread([this, peer] { Guard(peer, [&] { ReceiveLoop(peer); }); });
+      channels_[peer]->receiver =
+          std::thread([this, peer] { Guard(peer, [&] { ReceiveLoop(peer); }); });
     }
   }
 
@@ -200,7 +201,8 @@ class Connection {
       }
       Header header{frame.kind, frame.index, frame.tag, frame.value, frame.payload.size()};
       SendBytes(peer, kHeaderSlot, &header, sizeof(header));
-      if (!frame.payload.empty()) SendBytes(peer, kPayloadSlot, frame.payload.data(), frame.payload.size());
+      if (!frame.payload.empty())
+        SendBytes(peer, kPayloadSlot, frame.payload.data(), frame.payload.size());
     }
   }
 
@@ -215,10 +217,12 @@ class Connection {
     while (true) {
       Header header;
       ReceiveBytes(peer, kHeaderSlot, &header, sizeof(header));
-      if (header.payload_bytes > kMaxFramePayload) throw std::runtime_error("a frame of absurd length");
+      if (header.payload_bytes > kMaxFramePayload)
+        throw std::runtime_error("a frame of absurd length");
       Frame frame{header.kind, header.index, header.tag, header.value, {}};
       frame.payload.resize(header.payload_bytes);
-      if (!frame.payload.empty()) ReceiveBytes(peer, kPayloadSlot, frame.payload.data(), frame.payload.size());
+      if (!frame.payload.empty())
+        ReceiveBytes(peer, kPayloadSlot, frame.payload.data(), frame.payload.size());
       absl::MutexLock lock(&observer_mu_);
       observer_.OnFrame(peer, std::move(frame));
     }
@@ -268,7 +272,8 @@ class GlooMesh final : public Mesh {
     while (!stopping_.load()) {
       absl::StatusOr<std::shared_ptr<gloo::rendezvous::Context>> context = Connect(epoch);
       if (!context.ok()) {
-        LogWarn(absl::StrCat("mesh not connected epoch=", epoch, " error=\"", context.status().message(), "\""));
+        LogWarn(absl::StrCat("mesh not connected epoch=", epoch, " error=\"",
+                             context.status().message(), "\""));
         ++epoch;
         absl::SleepFor(kRetryDelay);
         continue;
@@ -279,8 +284,8 @@ class GlooMesh final : public Mesh {
   }
 
   void Serve(uint64_t epoch, std::shared_ptr<gloo::rendezvous::Context> context) {
-    auto connection = std::make_shared<Connection>(std::move(context), options_.worker, options_.workers,
-                                                   observer_, observer_mu_);
+    auto connection = std::make_shared<Connection>(std::move(context), options_.worker,
+                                                   options_.workers, observer_, observer_mu_);
     {
       absl::MutexLock lock(&mu_);
       connection_ = connection;
@@ -320,8 +325,8 @@ class GlooMesh final : public Mesh {
     try {
       StoreAdapter adapter(store_, options_.connect_timeout, stopping_);
       gloo::rendezvous::PrefixStore store(absl::StrCat("mesh/", epoch), adapter);
-      auto context = std::make_shared<gloo::rendezvous::Context>(static_cast<int>(options_.worker),
-                                                                 static_cast<int>(options_.workers));
+      auto context = std::make_shared<gloo::rendezvous::Context>(
+          static_cast<int>(options_.worker), static_cast<int>(options_.workers));
       context->setTimeout(kPairTimeout);
       context->connectFullMesh(store, device_);
       return context;
@@ -360,7 +365,8 @@ absl::Status CheckAddress(const std::string& address) {
   const UniqueFd probe(socket(storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!probe.valid()) return ErrnoError(errno, "socket", address);
   if (bind(probe.get(), reinterpret_cast<const sockaddr*>(&storage), length) != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("gloo address ", address, " is none of this host's"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("gloo address ", address, " is none of this host's"));
   }
   return absl::OkStatus();
 }

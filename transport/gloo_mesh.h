@@ -1,8 +1,9 @@
 // GlooMesh: a Mesh over Gloo's TCP transport. The only user of Gloo; its exceptions end here.
 //
-// Epochs: the mesh of epoch e is set up through keys "mesh/e/..."; "mesh/e/joined_<worker>" says who took part. A worker whose mesh of epoch e failed
-// goes on to e + 1; a worker that starts looks for the first epoch that its predecessors did not use. As all
-// channels of a failed mesh are closed, every worker moves on and meets the others in one epoch.
+// Epochs: the mesh of epoch e is set up through keys "mesh/e/..."; "mesh/e/joined_<worker>" says
+// who took part. A worker whose mesh of epoch e failed goes on to e + 1; a worker that starts looks
+// for the first epoch that its predecessors did not use. As all channels of a failed mesh are
+// closed, every worker moves on and meets the others in one epoch.
 #ifndef ZEROSHARD_TRANSPORT_GLOO_MESH_H_
 #define ZEROSHARD_TRANSPORT_GLOO_MESH_H_
 
@@ -25,8 +26,8 @@ struct GlooMeshOptions {
   absl::Duration connect_timeout = absl::Seconds(60);
 };
 
-// Starts setting the mesh up at once. `store` and `observer` must outlive the mesh. InvalidArgument for an
-// address that is none of this host's.
+// Starts setting the mesh up at once. `store` and `observer` must outlive the mesh. InvalidArgument
+// for an address that is none of this host's.
 absl::StatusOr<std::unique_ptr<Mesh>> CreateGlooMesh(const GlooMeshOptions& options,
                                                      RendezvousStore& store,
                                                      MeshObserver& observer);

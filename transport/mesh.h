@@ -1,13 +1,15 @@
 // Mesh: frames between the workers of a job that share no memory.
 //
-// Every worker has an ordered channel to every other. Frames are delivered in order while the mesh is
-// connected; when any channel fails the whole mesh is torn down, what was under way is lost, and it is set up
-// again under the next epoch, with the successor of a worker that died. So a user keeps what it sent until it
-// knows by other means that it arrived, and sends it again after OnConnected; frames must be idempotent.
-// (Collectives would have to be re-run as a whole; a frame can simply be sent again.)
+// Every worker has an ordered channel to every other. Frames are delivered in order while the mesh
+// is connected; when any channel fails the whole mesh is torn down, what was under way is lost, and
+// it is set up again under the next epoch, with the successor of a worker that died. So a user
+// keeps what it sent until it knows by other means that it arrived, and sends it again after
+// OnConnected; frames must be idempotent. (Collectives would have to be re-run as a whole; a frame
+// can simply be sent again.)
 //
-// Threads: Send from any thread, never blocks. The observer is called from transport threads, one call at a
-// time. One conformance suite, tests/conformance/mesh_conformance.h, is run by every implementation.
+// Threads: Send from any thread, never blocks. The observer is called from transport threads, one
+// call at a time. One conformance suite, tests/conformance/mesh_conformance.h, is run by every
+// implementation.
 #ifndef ZEROSHARD_TRANSPORT_MESH_H_
 #define ZEROSHARD_TRANSPORT_MESH_H_
 

@@ -88,8 +88,7 @@ void SumInputs(const Layout& layout, const AccumulateJob& job, GrainRange grains
 absl::StatusOr<AccumulatorSpace> AccumulatorSpace::Open(const Layout& layout,
                                                         const PartitionPlan& plan,
                                                         std::byte* memory, DType dtype) {
-  absl::StatusOr<UndoArea> undo =
-      UndoArea::Adopt(memory + plan.undo_offset(), plan.undo_bytes());
+  absl::StatusOr<UndoArea> undo = UndoArea::Adopt(memory + plan.undo_offset(), plan.undo_bytes());
   if (!undo.ok()) return undo.status();
   return AccumulatorSpace(layout, plan, memory, dtype, *undo);
 }
@@ -122,9 +121,8 @@ Presence AccumulatorSpace::Accumulate(const AccumulateJob& job, ThreadPool& pool
   auto reduce = [&](uint64_t begin, uint64_t end) {
     ReduceRange(runs, sources, data(job.unit), dtype_, begin, end);
   };
-  const bool in_place = std::any_of(runs.begin(), runs.end(), [](const Run& run) {
-    return run.mode == AccumulateMode::kAdd;
-  });
+  const bool in_place = std::any_of(
+      runs.begin(), runs.end(), [](const Run& run) { return run.mode == AccumulateMode::kAdd; });
   auto parallel_for = [&](size_t items, auto fn) { pool.ParallelFor(items, fn); };
   if (!in_place) {
     pool.ParallelFor(unit_plan.chunks, [&](size_t item, int) {

@@ -35,8 +35,9 @@ Bridge::Bridge(EngineContext& context, const Shard& shard, Mesh& mesh, LocalInpu
 
 absl::Status Bridge::PlanSums() {
   const JobMemory& memory = context_.memory();
-  ZS_ASSIGN_OR_RETURN(const ReductionTree tree,
-                      ReductionTree::Create(memory.ranks(), std::max(1u, memory.config().reduction_group())));
+  ZS_ASSIGN_OR_RETURN(
+      const ReductionTree tree,
+      ReductionTree::Create(memory.ranks(), std::max(1u, memory.config().reduction_group())));
   ranks_of_.resize(memory.workers());
   for (uint32_t rank = 0; rank < memory.ranks(); ++rank) {
     ranks_of_[memory.start().ranks(rank).home_worker()].push_back(rank);
@@ -45,7 +46,8 @@ absl::Status Bridge::PlanSums() {
   for (uint32_t rank : ranks_of_[context_.me()]) all.push_back({rank, rank + 1});
   for (uint32_t worker = 0; worker < memory.workers(); ++worker) {
     ZS_ASSIGN_OR_RETURN(nodes_.emplace_back(), tree.Cover(ranks_of_[worker]));
-    if (worker != context_.me()) all.insert(all.end(), nodes_[worker].begin(), nodes_[worker].end());
+    if (worker != context_.me())
+      all.insert(all.end(), nodes_[worker].begin(), nodes_[worker].end());
   }
   ZS_ASSIGN_OR_RETURN(plan_, tree.Plan(tree.root(), all));
   for (const TreeNode& node : nodes_[context_.me()]) {
@@ -79,7 +81,8 @@ bool Bridge::Advance() {
   const uint64_t attempt = context_.board().attempt();
   if (attempt != attempt_) {
     attempt_ = attempt;
-    std::erase_if(partials_, [&](const auto& entry) { return AttemptOf(entry.first.second) < attempt; });
+    std::erase_if(partials_,
+                  [&](const auto& entry) { return AttemptOf(entry.first.second) < attempt; });
     for (auto& [peer, frame] : std::exchange(early_, {})) OnFrame(peer, frame);
   }
   bool progress = false;
@@ -149,14 +152,16 @@ bool Bridge::SendPut(uint32_t peer, uint32_t rank) {
 
 bool Bridge::SendPartial(uint32_t peer, uint32_t unit) {
   // Nobody expects anything of an island without ranks.
-  if (!context_.memory().plan().unit(unit).has_optimizer || ranks_of_[context_.me()].empty()) return false;
+  if (!context_.memory().plan().unit(unit).has_optimizer || ranks_of_[context_.me()].empty())
+    return false;
   const Tag done = context_.board().merged(peer, unit).tag.load(std::memory_order_acquire);
   Tag& sent = sent_[peer].partial[unit];
   Tag tag = std::max(AttemptOf(done) == attempt_ ? done + 1 : MakeTag(attempt_, 0), sent + 1);
   if (context_.memory().has_local_accumulators()) {
     // One sum a step, over all micro-steps; which is the last one the own ranks' arrival tells.
     const RankSlot& first = context_.board().rank(ranks_of_[context_.me()][0]);
-    if (AttemptOf(done) == attempt_ || AttemptOf(sent) == attempt_ || first.arrival.load() != attempt_) {
+    if (AttemptOf(done) == attempt_ || AttemptOf(sent) == attempt_ ||
+        first.arrival.load() != attempt_) {
       return false;
     }
     tag = MakeTag(attempt_, first.input.micro_steps - 1);
@@ -205,7 +210,8 @@ std::vector<std::byte> Bridge::EncodePartials(
       continue;
     }
     std::byte* sums = writer.Extend(slice.elements() * sizeof(float));
-    const AccumulateJob job{.unit = unit, .tag = 0, .plan = &node_plans_[n], .inputs = leaves, .before = {}};
+    const AccumulateJob job{
+        .unit = unit, .tag = 0, .plan = &node_plans_[n], .inputs = leaves, .before = {}};
     SumInputs(layout, job, slice, reinterpret_cast<float*>(sums) - first);
   }
   return writer.Take();
@@ -248,7 +254,8 @@ bool Bridge::SendWorkerMarks(uint32_t peer) {
   }
   const Decision& decision = board.header().decision;
   const uint64_t decided = decision.attempt.load(std::memory_order_acquire);
-  if (context_.is_leader() && decided != 0 && decided + 1 >= attempt_ && Update(sent.decision, decided)) {
+  if (context_.is_leader() && decided != 0 && decided + 1 >= attempt_ &&
+      Update(sent.decision, decided)) {
     Frame frame = MakeFrame(BridgeFrame::kDecision, 0, decided);
     const auto* bytes = reinterpret_cast<const std::byte*>(&decision.skip);
     frame.payload.assign(bytes, reinterpret_cast<const std::byte*>(&decision + 1));

@@ -1,15 +1,15 @@
 // Bridge: makes the boards of workers that share no memory agree.
 //
-// With transport `gloo` every worker is an island with a board, a parameter window and ranks of its own. The
-// bridge sends what its own worker and ranks wrote on the board to the others and writes what they sent into
-// its own copy, so the engine needs to know nothing of it but two things: gradients of other islands' ranks
-// come as partial sums (RemoteInputs), and parameters that are at rest in a window must be put into every
-// window (pushed after an update, pulled for a gather).
+// With transport `gloo` every worker is an island with a board, a parameter window and ranks of its
+// own. The bridge sends what its own worker and ranks wrote on the board to the others and writes
+// what they sent into its own copy, so the engine needs to know nothing of it but two things:
+// gradients of other islands' ranks come as partial sums (RemoteInputs), and parameters that are at
+// rest in a window must be put into every window (pushed after an update, pulled for a gather).
 //
-// Everything sent is a copy of something that stays on the board or in a rank's window until every worker has
-// acknowledged its use, so after a mesh was set up again all that may be missing is sent again, and receivers
-// drop what they know. Frames for a step that this worker has not reached are kept until it does.
-// Loop thread only.
+// Everything sent is a copy of something that stays on the board or in a rank's window until every
+// worker has acknowledged its use, so after a mesh was set up again all that may be missing is sent
+// again, and receivers drop what they know. Frames for a step that this worker has not reached are
+// kept until it does. Loop thread only.
 #ifndef ZEROSHARD_WORKER_BRIDGE_H_
 #define ZEROSHARD_WORKER_BRIDGE_H_
 
@@ -28,8 +28,10 @@ namespace zeroshard {
 
 class Bridge {
  public:
-  // The gradient of an own rank for a micro-step; nothing while it may still come (Engine::InputOf).
-  using LocalInput = std::function<std::optional<GradientInput>(uint32_t rank, uint32_t unit, Tag tag)>;
+  // The gradient of an own rank for a micro-step; nothing while it may still come
+  // (Engine::InputOf).
+  using LocalInput =
+      std::function<std::optional<GradientInput>(uint32_t rank, uint32_t unit, Tag tag)>;
 
   static absl::StatusOr<std::unique_ptr<Bridge>> Create(EngineContext& context, const Shard& shard,
                                                         Mesh& mesh, LocalInput local_input);
@@ -40,8 +42,8 @@ class Bridge {
   // Sends what is new on the board. Returns whether anything was sent.
   bool Advance();
 
-  // The inputs of a sum: the own ranks' gradients and the others' partial sums, matching plan(). Nothing
-  // while some are missing.
+  // The inputs of a sum: the own ranks' gradients and the others' partial sums, matching plan().
+  // Nothing while some are missing.
   std::optional<std::vector<GradientInput>> Inputs(uint32_t unit, Tag tag);
   const ReductionPlan& plan() const { return plan_; }
   // The sum of `tag` is in the accumulator: its inputs are no longer needed.
@@ -56,14 +58,14 @@ class Bridge {
     Presence present = {};
     std::vector<std::byte> data;
   };
-  struct Sent {  // to one peer, since the mesh stands
-    std::vector<Tag> partial;        // by unit
-    std::vector<Tag> merged;         // by unit
-    std::vector<uint64_t> pulled;    // by unit: epoch asked for
+  struct Sent {                        // to one peer, since the mesh stands
+    std::vector<Tag> partial;          // by unit
+    std::vector<Tag> merged;           // by unit
+    std::vector<uint64_t> pulled;      // by unit: epoch asked for
     std::vector<uint8_t> initialized;  // by unit
-    std::vector<uint64_t> order;     // by rank: order_end
-    std::vector<uint64_t> arrival;   // by rank
-    std::vector<uint64_t> put;       // by rank
+    std::vector<uint64_t> order;       // by rank: order_end
+    std::vector<uint64_t> arrival;     // by rank
+    std::vector<uint64_t> put;         // by rank
     uint64_t ready = 0, applied = 0, decision = 0, pushed = 0, poisoned = 0;
   };
 
@@ -78,8 +80,8 @@ class Bridge {
   bool SendWorkerMarks(uint32_t peer);
   void PushShards(uint32_t peer);
   void SendShard(uint32_t peer, uint32_t unit, uint64_t epoch);
-  std::vector<std::byte> EncodePartials(uint32_t unit, uint32_t peer,
-                                        const std::vector<std::optional<GradientInput>>& inputs) const;
+  std::vector<std::byte> EncodePartials(
+      uint32_t unit, uint32_t peer, const std::vector<std::optional<GradientInput>>& inputs) const;
   void Post(uint32_t peer, Frame frame);
 
   void OnOrder(const Frame& frame);
@@ -97,13 +99,14 @@ class Bridge {
   const Shard& shard_;
   Mesh& mesh_;
   const LocalInput local_input_;
-  std::vector<std::vector<TreeNode>> nodes_;        // by worker: what it sums by itself
-  std::vector<std::vector<uint32_t>> ranks_of_;     // by worker, increasing
-  std::vector<ReductionPlan> node_plans_;           // own nodes over own ranks inside them
-  ReductionPlan plan_;                              // own ranks, then the other workers' nodes
-  std::vector<Sent> sent_;                          // by peer
-  std::map<std::pair<uint32_t, Tag>, std::map<uint32_t, std::vector<Partial>>> partials_;  // by peer
-  std::vector<std::pair<uint32_t, Frame>> early_;   // frames of steps not reached yet
+  std::vector<std::vector<TreeNode>> nodes_;     // by worker: what it sums by itself
+  std::vector<std::vector<uint32_t>> ranks_of_;  // by worker, increasing
+  std::vector<ReductionPlan> node_plans_;        // own nodes over own ranks inside them
+  ReductionPlan plan_;                           // own ranks, then the other workers' nodes
+  std::vector<Sent> sent_;                       // by peer
+  std::map<std::pair<uint32_t, Tag>, std::map<uint32_t, std::vector<Partial>>>
+      partials_;                                   // by peer
+  std::vector<std::pair<uint32_t, Frame>> early_;  // frames of steps not reached yet
   uint64_t attempt_ = 0;
   uint64_t wire_bytes_ = 0;
 };

@@ -1,5 +1,5 @@
-// The frames between bridges (worker/bridge.h) and the bytes inside them. Workers of one job run one build,
-// which the rendezvous checks, so plain structs travel as they are. docs/bridge.md.
+// The frames between bridges (worker/bridge.h) and the bytes inside them. Workers of one job run
+// one build, which the rendezvous checks, so plain structs travel as they are. docs/bridge.md.
 #ifndef ZEROSHARD_WORKER_BRIDGE_FRAMES_H_
 #define ZEROSHARD_WORKER_BRIDGE_FRAMES_H_
 
@@ -38,7 +38,9 @@ class ByteWriter {
     static_assert(std::is_trivially_copyable_v<T>);
     Bytes({reinterpret_cast<const std::byte*>(&value), sizeof(T)});
   }
-  void Bytes(std::span<const std::byte> bytes) { out_.insert(out_.end(), bytes.begin(), bytes.end()); }
+  void Bytes(std::span<const std::byte> bytes) {
+    out_.insert(out_.end(), bytes.begin(), bytes.end());
+  }
   // Room for bytes that the caller fills.
   std::byte* Extend(size_t bytes) {
     out_.resize(out_.size() + bytes);

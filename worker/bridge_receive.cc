@@ -20,7 +20,8 @@ void Bridge::OnFrame(uint32_t peer, const Frame& frame) {
       if (IsAhead(frame.tag)) {
         early_.emplace_back(peer, frame);
       } else if (frame.tag == board.attempt()) {
-        static_cast<BridgeFrame>(frame.kind) == BridgeFrame::kOrder ? OnOrder(frame) : OnArrival(frame);
+        static_cast<BridgeFrame>(frame.kind) == BridgeFrame::kOrder ? OnOrder(frame)
+                                                                    : OnArrival(frame);
       }
       return;
     case BridgeFrame::kPut:
@@ -33,7 +34,8 @@ void Bridge::OnFrame(uint32_t peer, const Frame& frame) {
       if (frame.index < units) OnPartial(peer, frame);
       return;
     case BridgeFrame::kMerged:
-      if (frame.index < units) board.merged(peer, frame.index).tag.store(frame.tag, std::memory_order_release);
+      if (frame.index < units)
+        board.merged(peer, frame.index).tag.store(frame.tag, std::memory_order_release);
       return;
     case BridgeFrame::kInitialized:
       if (frame.index < units) board.initialized(peer, frame.index).store(1);
@@ -81,9 +83,11 @@ void Bridge::OnArrival(const Frame& frame) {
   if (!reader.Value(slot.input)) return;
   const absl::Status status = context_.memory().user_states().Write(
       frame.index, frame.tag, context_.board().committed_attempt(), reader.Bytes(reader.left()));
-  if (!status.ok()) LogWarn(absl::StrCat("user_state not mirrored error=\"", status.message(), "\""));
+  if (!status.ok())
+    LogWarn(absl::StrCat("user_state not mirrored error=\"", status.message(), "\""));
   slot.arrival.store(frame.tag, std::memory_order_release);
-  for (std::atomic<uint64_t>& word : context_.board().dirty(context_.me())) word.store(~uint64_t{0});
+  for (std::atomic<uint64_t>& word : context_.board().dirty(context_.me()))
+    word.store(~uint64_t{0});
 }
 
 void Bridge::OnPut(uint32_t peer, const Frame& frame) {
@@ -108,7 +112,8 @@ void Bridge::OnPut(uint32_t peer, const Frame& frame) {
 
 void Bridge::OnPartial(uint32_t peer, const Frame& frame) {
   const Board& board = context_.board();
-  if (board.merged(context_.me(), frame.index).tag.load() >= frame.tag || AttemptOf(frame.tag) < board.attempt()) {
+  if (board.merged(context_.me(), frame.index).tag.load() >= frame.tag ||
+      AttemptOf(frame.tag) < board.attempt()) {
     return;
   }
   const UnitPlan& plan = context_.memory().plan().unit(frame.index);
@@ -125,7 +130,8 @@ void Bridge::OnPartial(uint32_t peer, const Frame& frame) {
     partial.any = any != 0;
     partial.dtype = static_cast<DType>(dtype);
     if (!partial.any) continue;
-    const std::span<const std::byte> bytes = reader.Bytes(plan.slice.elements() * SizeOf(partial.dtype));
+    const std::span<const std::byte> bytes =
+        reader.Bytes(plan.slice.elements() * SizeOf(partial.dtype));
     partial.data.assign(bytes.begin(), bytes.end());
   }
   partials_[{frame.index, frame.tag}][peer] = std::move(partials);
@@ -143,7 +149,8 @@ void Bridge::OnShard(uint32_t peer, const Frame& frame) {
   const Board& board = context_.board();
   if (frame.value != 0) {
     // A pull; what it was asked for may have passed.
-    if (board.wanted(frame.index).load() != frame.value || board.evicting(frame.index).load() != 0) return;
+    if (board.wanted(frame.index).load() != frame.value || board.evicting(frame.index).load() != 0)
+      return;
   }
   std::memcpy(context_.memory().unit_window(frame.index) + shard.first_element() * element_bytes,
               frame.payload.data(), frame.payload.size());

@@ -39,11 +39,14 @@ absl::StatusOr<std::string> ControlStore::Call(internal::v1::StoreRequest reques
   *message.mutable_store() = request;
   ZS_RETURN_IF_ERROR(link_.Send(message));
   absl::MutexLock lock(&mu_);
-  auto answered = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return closed_ || replies_.contains(id); };
+  auto answered = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return closed_ || replies_.contains(id);
+  };
   mu_.AwaitWithTimeout(absl::Condition(&answered), timeout + kGrace);
   const auto reply = replies_.find(id);
   if (reply == replies_.end()) {
-    return absl::UnavailableError(absl::StrCat("no answer from the server for key ", request.key()));
+    return absl::UnavailableError(
+        absl::StrCat("no answer from the server for key ", request.key()));
   }
   absl::StatusOr<std::string> result = std::move(reply->second);
   replies_.erase(reply);

@@ -1,7 +1,8 @@
-// ControlStore: the rendezvous store of this worker's mesh, kept by the server and reached over the link.
+// ControlStore: the rendezvous store of this worker's mesh, kept by the server and reached over the
+// link.
 //
-// Set and Get from any thread but the loop's, which delivers the answers (OnReply). Requests that the server
-// does not answer in time fail.
+// Set and Get from any thread but the loop's, which delivers the answers (OnReply). Requests that
+// the server does not answer in time fail.
 #ifndef ZEROSHARD_WORKER_CONTROL_STORE_H_
 #define ZEROSHARD_WORKER_CONTROL_STORE_H_
 

@@ -26,8 +26,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(JobMemory& memory, Thread
   return engine;
 }
 
-Engine::Engine(JobMemory& memory, Clock& clock, EngineOutput& output, Shard shard,
-               ThreadPool& pool, ReductionPlan plan, ReductionPlan single)
+Engine::Engine(JobMemory& memory, Clock& clock, EngineOutput& output, Shard shard, ThreadPool& pool,
+               ReductionPlan plan, ReductionPlan single)
     : context_(memory, clock, output),
       pool_(pool),
       shard_(std::move(shard)),
@@ -70,10 +70,10 @@ absl::StatusOr<std::string> Engine::Recover() {
   const uint64_t attempt = board.attempt();
   const bool decided = board.header().decision.attempt.load() == attempt;
   const bool applied = board.worker(context_.me()).applied.load() == attempt;
-  return absl::StrCat("attempt ", attempt, decided ? ", decided" : ", not decided",
-                      applied ? ", applied here" : "",
-                      unfinished_.has_value() ? absl::StrCat(", in the middle of unit ", *unfinished_) : "",
-                      ", committed ", board.committed_attempt());
+  return absl::StrCat(
+      "attempt ", attempt, decided ? ", decided" : ", not decided", applied ? ", applied here" : "",
+      unfinished_.has_value() ? absl::StrCat(", in the middle of unit ", *unfinished_) : "",
+      ", committed ", board.committed_attempt());
 }
 
 absl::StatusOr<std::optional<uint32_t>> Engine::RecoverLocal(uint32_t rank) {
@@ -86,8 +86,10 @@ absl::StatusOr<std::optional<uint32_t>> Engine::RecoverLocal(uint32_t rank) {
   return UnfinishedUnit(space.undo(), context_.memory().local_plan());
 }
 
-// The unit that a pass of the attempt in flight left in the middle; passes of other attempts are forgotten.
-std::optional<uint32_t> Engine::UnfinishedUnit(const UndoArea& undo, const PartitionPlan& plan) const {
+// The unit that a pass of the attempt in flight left in the middle; passes of other attempts are
+// forgotten.
+std::optional<uint32_t> Engine::UnfinishedUnit(const UndoArea& undo,
+                                               const PartitionPlan& plan) const {
   for (uint32_t lane = 0; lane < undo.lanes(); ++lane) {
     const std::optional<UndoResume> resume = undo.InFlight(lane);
     if (!resume.has_value()) continue;
@@ -157,7 +159,8 @@ bool Engine::AdvanceOnce() {
 // A new attempt begins: committed by the leader, or the last one was dropped.
 bool Engine::FollowAttempt() {
   BoardHeader& header = context_.board().header();
-  if (context_.is_island_leader() && context_.board().committed_attempt() == header.attempt.load()) {
+  if (context_.is_island_leader() &&
+      context_.board().committed_attempt() == header.attempt.load()) {
     header.attempt.fetch_add(1);  // a predecessor died between the two stores of a commit
     context_.RingAll();
   }
@@ -173,7 +176,8 @@ bool Engine::FollowAttempt() {
   }
   attempt_ = attempt;
   waiting_since_.reset();
-  for (std::atomic<uint64_t>& word : context_.board().dirty(context_.me())) word.store(~uint64_t{0});
+  for (std::atomic<uint64_t>& word : context_.board().dirty(context_.me()))
+    word.store(~uint64_t{0});
   return true;
 }
 
@@ -201,7 +205,8 @@ bool Engine::MergeDirty() {
   return progress;
 }
 
-// The rank's gradient for `tag`; an input without data when the rank has none; nothing while it may still come.
+// The rank's gradient for `tag`; an input without data when the rank has none; nothing while it may
+// still come.
 std::optional<GradientInput> Engine::InputOf(uint32_t rank, uint32_t unit, Tag tag) const {
   const Board& board = context_.board();
   // The order of the two reads matters: contributions are posted before the micro end.
@@ -231,8 +236,8 @@ std::optional<std::vector<GradientInput>> Engine::Inputs(uint32_t unit, Tag tag)
   return inputs;
 }
 
-// What a rank of this island gives to the sum over ranks: its gradient of the micro-step, or at stage 1 with
-// local accumulators its own sum over all micro-steps.
+// What a rank of this island gives to the sum over ranks: its gradient of the micro-step, or at
+// stage 1 with local accumulators its own sum over all micro-steps.
 std::optional<GradientInput> Engine::SourceOf(uint32_t rank, uint32_t unit, Tag tag) const {
   if (!context_.memory().has_local_accumulators()) return InputOf(rank, unit, tag);
   const MergeRecord& record = context_.board().local(rank, unit);
@@ -246,7 +251,8 @@ std::optional<GradientInput> Engine::SourceOf(uint32_t rank, uint32_t unit, Tag 
 
 namespace {
 
-// The presence that `record` holds for the attempt of `tag`; nothing is present at its first micro-step.
+// The presence that `record` holds for the attempt of `tag`; nothing is present at its first
+// micro-step.
 Presence PresenceBefore(const MergeRecord& record, Tag tag) {
   const Tag done = record.tag.load(std::memory_order_acquire);
   if (AttemptOf(done) != AttemptOf(tag)) return {};
@@ -276,7 +282,8 @@ Tag NextTag(const MergeRecord& record, uint64_t attempt) {
 void Engine::FinishUnit(std::optional<uint32_t>& unfinished) {
   if (!unfinished.has_value()) return;
   unfinished.reset();
-  for (std::atomic<uint64_t>& word : context_.board().dirty(context_.me())) word.store(~uint64_t{0});
+  for (std::atomic<uint64_t>& word : context_.board().dirty(context_.me()))
+    word.store(~uint64_t{0});
 }
 
 bool Engine::MergeLocal(uint32_t rank, uint32_t unit) {
@@ -349,7 +356,8 @@ void Engine::SetInitialized(uint32_t unit) {
 
 bool Engine::AllArrived() const {
   for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
-    if (context_.board().rank(rank).arrival.load(std::memory_order_acquire) != attempt_) return false;
+    if (context_.board().rank(rank).arrival.load(std::memory_order_acquire) != attempt_)
+      return false;
   }
   return true;
 }
@@ -362,7 +370,8 @@ bool Engine::AnnounceReady() {
   const size_t units = context_.layout().units().size();
   for (uint32_t unit = 0; unit < units; ++unit) {
     if (!plan.unit(unit).has_optimizer) continue;
-    if (context_.board().merged(context_.me(), unit).tag.load(std::memory_order_acquire) < last) return false;
+    if (context_.board().merged(context_.me(), unit).tag.load(std::memory_order_acquire) < last)
+      return false;
   }
   ExactSum sum;
   for (uint32_t unit = 0; unit < units; ++unit) {
@@ -471,8 +480,8 @@ bool Engine::Commit() {
       for (uint32_t position = 0; position < units[u].parameters.size(); ++position) {
         if (!IsPresent(present, position)) continue;
         const uint32_t parameter = units[u].parameters[position];
-        board.update_count(parameter)
-            .store((attempt_ & 0xffffffff) << 32 | (CountBefore(parameter) + 1));
+        board.update_count(parameter).store((attempt_ & 0xffffffff) << 32 |
+                                            (CountBefore(parameter) + 1));
       }
     }
   }

@@ -1,9 +1,10 @@
 // Engine: one worker's part in its job, as a state machine over the board.
 //
-// Requests of the ranks and commands of the server come in; Advance looks at the board and does everything
-// that can be done now: sums gradients, copies puts, fills windows, makes or follows the decision of a step,
-// applies and commits it, completes requests. What it waits for is always an entry on the board, so a
-// successor that calls Recover and then Advance goes on where its predecessor died.
+// Requests of the ranks and commands of the server come in; Advance looks at the board and does
+// everything that can be done now: sums gradients, copies puts, fills windows, makes or follows the
+// decision of a step, applies and commits it, completes requests. What it waits for is always an
+// entry on the board, so a successor that calls Recover and then Advance goes on where its
+// predecessor died.
 //
 // The life of a step (attempt a), on the board:
 //   contributions, micro ends, arrival = a of every rank
@@ -37,7 +38,8 @@ class Engine {
   static absl::StatusOr<std::unique_ptr<Engine>> Create(JobMemory& memory, ThreadPool& pool,
                                                         Clock& clock, EngineOutput& output);
 
-  // For a job whose workers do not all share memory; before anything else. `mesh` must outlive this.
+  // For a job whose workers do not all share memory; before anything else. `mesh` must outlive
+  // this.
   absl::Status Connect(Mesh& mesh);
   // The mesh's word, on the loop thread.
   void OnMeshConnected() { bridge_->OnConnected(); }
@@ -66,8 +68,8 @@ class Engine {
 
   // The job's numbers, update counts and user_states as of the last commit.
   records::v1::JobState JobState() const;
-  // After this worker's shard was loaded: every worker forgets gradients of the step in flight; the leader
-  // sets the job's numbers. With parameters_only the numbers stay.
+  // After this worker's shard was loaded: every worker forgets gradients of the step in flight; the
+  // leader sets the job's numbers. With parameters_only the numbers stay.
   absl::Status FinishRestore(const records::v1::JobState& state, bool parameters_only);
   // Waits until `unit` lies whole in the window, which a copied window may take other workers for.
   absl::Status MakeReadable(uint32_t unit, absl::Duration timeout);
@@ -106,10 +108,10 @@ class Engine {
   EngineContext context_;
   ThreadPool& pool_;
   Shard shard_;
-  const ReductionPlan plan_;    // over the ranks
-  const ReductionPlan single_;  // of one input
-  std::vector<std::unique_ptr<RankPort>> ports_;              // by rank; null for others' ranks
-  std::vector<std::optional<AccumulatorSpace>> local_;        // by rank; stage 1, own ranks
+  const ReductionPlan plan_;                            // over the ranks
+  const ReductionPlan single_;                          // of one input
+  std::vector<std::unique_ptr<RankPort>> ports_;        // by rank; null for others' ranks
+  std::vector<std::optional<AccumulatorSpace>> local_;  // by rank; stage 1, own ranks
   WindowKeeper keeper_;
   std::unique_ptr<Bridge> bridge_;  // null where all workers share memory
   // A unit whose sum a predecessor left in the middle: no other is summed in place before it.

@@ -12,7 +12,8 @@
 namespace zeroshard {
 
 void LatencyHistogram::Add(absl::Duration latency) {
-  const auto micros = static_cast<uint64_t>(std::max<int64_t>(0, absl::ToInt64Microseconds(latency)));
+  const auto micros =
+      static_cast<uint64_t>(std::max<int64_t>(0, absl::ToInt64Microseconds(latency)));
   ++buckets_[std::min<size_t>(std::bit_width(micros), kBuckets - 1)];
 }
 
@@ -28,7 +29,8 @@ void EngineContext::RingAll() {
 
 void EngineContext::MarkDirty(uint32_t unit) {
   for (uint32_t worker = 0; worker < memory_.workers(); ++worker) {
-    board().dirty(worker)[unit / 64].fetch_or(uint64_t{1} << (unit % 64), std::memory_order_release);
+    board().dirty(worker)[unit / 64].fetch_or(uint64_t{1} << (unit % 64),
+                                              std::memory_order_release);
   }
 }
 

@@ -87,7 +87,8 @@ class EngineContext {
   // Not OK once the generation is dead.
   absl::Status poison() const;
 
-  // Holds gather `index` of `rank` against what other ranks gathered there; poisons when they differ.
+  // Holds gather `index` of `rank` against what other ranks gathered there; poisons when they
+  // differ.
   void CompareOrder(uint32_t rank, uint64_t attempt, uint64_t index, uint32_t unit);
 
   // "unit 3 (transformer.h.0.attn)" for messages.

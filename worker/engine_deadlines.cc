@@ -8,7 +8,8 @@
 namespace zeroshard {
 namespace {
 
-void CopyBuckets(const LatencyHistogram& histogram, google::protobuf::RepeatedField<uint64_t>* field) {
+void CopyBuckets(const LatencyHistogram& histogram,
+                 google::protobuf::RepeatedField<uint64_t>* field) {
   field->Assign(histogram.buckets().begin(), histogram.buckets().end());
 }
 
@@ -51,11 +52,11 @@ void Engine::CheckArrivals(absl::Duration timeout) {
     }
     if (slot.attached.load() == 0 || context_.now() - active_at_[rank] < timeout) continue;
     const uint64_t gathers = slot.order_end.load() & 0xffffffff;
-    std::string place = gathers == 0
-                            ? std::string("before its first gather")
-                            : absl::StrCat("after gather ", gathers, " of ",
-                                           context_.UnitName(static_cast<uint32_t>(
-                                               slot.order[(gathers - 1) % kOrderRing].load() & 0xffffff)));
+    std::string place =
+        gathers == 0 ? std::string("before its first gather")
+                     : absl::StrCat("after gather ", gathers, " of ",
+                                    context_.UnitName(static_cast<uint32_t>(
+                                        slot.order[(gathers - 1) % kOrderRing].load() & 0xffffff)));
     missing.push_back(absl::StrCat("rank ", rank, " (", place, ")"));
   }
   if (!waiting) {
@@ -75,7 +76,8 @@ void Engine::CheckScatters(uint32_t rank, absl::Duration timeout) {
   std::vector<std::string> missing;
   for (uint32_t other = 0; other < context_.memory().ranks(); ++other) {
     // What other islands' ranks did not send is seen there.
-    if (!context_.memory().in_island(context_.memory().start().ranks(other).home_worker())) continue;
+    if (!context_.memory().in_island(context_.memory().start().ranks(other).home_worker()))
+      continue;
     const RankSlot& slot = context_.board().rank(other);
     if (slot.attached.load() == 0) return;  // the server waits for its successor
     const bool sent =
@@ -85,8 +87,8 @@ void Engine::CheckScatters(uint32_t rank, absl::Duration timeout) {
   }
   if (missing.empty()) return;
   context_.Poison(absl::DeadlineExceededError(absl::StrCat(
-      "step ", context_.board().numbers().step + 1, ", micro-step ", MicroStepOf(oldest->tag), ": rank ",
-      rank, " waits since ", absl::FormatDuration(timeout), " for the gradient of ",
+      "step ", context_.board().numbers().step + 1, ", micro-step ", MicroStepOf(oldest->tag),
+      ": rank ", rank, " waits since ", absl::FormatDuration(timeout), " for the gradient of ",
       context_.UnitName(oldest->unit), " from ", absl::StrJoin(missing, ", "))));
 }
 

@@ -29,7 +29,8 @@ records::v1::JobState Engine::JobState() const {
   return state;
 }
 
-// A restore commits the attempt in flight with the checkpoint's numbers; gradients sent for it are dropped.
+// A restore commits the attempt in flight with the checkpoint's numbers; gradients sent for it are
+// dropped.
 absl::Status Engine::FinishRestore(const records::v1::JobState& state, bool parameters_only) {
   const Board& board = context_.board();
   for (uint32_t unit = 0; unit < context_.layout().units().size(); ++unit) SetInitialized(unit);
@@ -67,8 +68,8 @@ absl::Status Engine::FinishRestore(const records::v1::JobState& state, bool para
       const std::string& saved = state.user_states(static_cast<int>(rank));
       bytes = {reinterpret_cast<const std::byte*>(saved.data()), saved.size()};
     }
-    ZS_RETURN_IF_ERROR(context_.memory().user_states().Write(rank, attempt,
-                                                             board.committed_attempt(), bytes));
+    ZS_RETURN_IF_ERROR(
+        context_.memory().user_states().Write(rank, attempt, board.committed_attempt(), bytes));
   }
   const uint64_t spare = (header.commit.load() & 1) ^ 1;
   header.numbers[spare] = numbers;

@@ -46,9 +46,9 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(internal::v1::Worke
                       PartitionPlan::Create(*memory->layout_, memory->config(), memory->worker(),
                                             memory->start_.lanes()));
   if (UsesLocalAccumulators(memory->config())) {
-    ZS_ASSIGN_OR_RETURN(memory->local_plan_,
-                        PartitionPlan::CreateLocal(*memory->layout_, memory->config(),
-                                                   memory->start_.lanes()));
+    ZS_ASSIGN_OR_RETURN(
+        memory->local_plan_,
+        PartitionPlan::CreateLocal(*memory->layout_, memory->config(), memory->start_.lanes()));
   }
   for (uint32_t worker = 0; worker < memory->workers(); ++worker) {
     memory->one_island_ &= memory->in_island(worker);
@@ -66,9 +66,9 @@ absl::Status JobMemory::MapRegions(std::vector<UniqueFd> fds) {
   doorbells_.resize(workers());
   for (int i = 0; i < start_.regions_size(); ++i) {
     const WorkerRegion& region = start_.regions(i);
-    ZS_RETURN_IF_ERROR(Annotate(MapRegion(region, std::move(fds[i])),
-                                absl::StrCat("region ", WorkerRegion::Kind_Name(region.kind()), " ",
-                                             region.index())));
+    ZS_RETURN_IF_ERROR(Annotate(
+        MapRegion(region, std::move(fds[i])),
+        absl::StrCat("region ", WorkerRegion::Kind_Name(region.kind()), " ", region.index())));
   }
   return CheckRegions();
 }
@@ -116,10 +116,13 @@ absl::Status JobMemory::MapRegion(const WorkerRegion& region, UniqueFd fd) {
 }
 
 absl::Status JobMemory::CheckRegions() const {
-  if (partition_.size() < plan_->bytes()) return Missing("partition of enough bytes for worker", worker());
-  if (window_.size() < layout_->window_bytes()) return Missing("parameter window of enough bytes", 0);
+  if (partition_.size() < plan_->bytes())
+    return Missing("partition of enough bytes for worker", worker());
+  if (window_.size() < layout_->window_bytes())
+    return Missing("parameter window of enough bytes", 0);
   const uint64_t user_bytes = UserStates::Bytes(ranks(), config().user_state_bytes());
-  if (user_state_memory_.size() < user_bytes) return Missing("user state region of enough bytes", 0);
+  if (user_state_memory_.size() < user_bytes)
+    return Missing("user state region of enough bytes", 0);
   for (uint32_t w = 0; w < workers(); ++w) {
     if (in_island(w) && !doorbells_[w].valid()) {
       return Missing("doorbell of worker", w);
@@ -130,7 +133,8 @@ absl::Status JobMemory::CheckRegions() const {
     if (start_.ranks(r).home_worker() >= workers()) return Missing("home worker of rank", r);
     if (start_.ranks(r).island() != island) continue;
     if (gradients_[r].size() == 0) return Missing("gradient window of rank", r);
-    if (is_home_of(r) && rank_pages_[r].size() < sizeof(RankPage)) return Missing("page of rank", r);
+    if (is_home_of(r) && rank_pages_[r].size() < sizeof(RankPage))
+      return Missing("page of rank", r);
     if (local_plan_.has_value() && local_[r].size() < local_plan_->bytes()) {
       return Missing("local accumulator of rank", r);
     }
@@ -169,9 +173,9 @@ absl::Status JobMemory::OpenStateRegion(std::byte* memory, const PartitionPlan& 
     return absl::OkStatus();
   }
   const auto chunks = std::max<uint32_t>(1, static_cast<uint32_t>(plan.chunks().size()));
-  ZS_RETURN_IF_ERROR(UndoArea::Format(memory + plan.undo_offset(), plan.undo_bytes(),
-                                      start_.lanes(), chunks)
-                         .status());
+  ZS_RETURN_IF_ERROR(
+      UndoArea::Format(memory + plan.undo_offset(), plan.undo_bytes(), start_.lanes(), chunks)
+          .status());
   header->magic = kPartitionMagic;
   header->version = kPartitionVersion;
   header->owner = owner;
@@ -188,8 +192,7 @@ RankPage* JobMemory::rank_page(uint32_t rank) const { return rank_pages_[rank].A
 std::byte* JobMemory::parameters_at_rest(uint32_t unit) const {
   const UnitPlan& unit_plan = plan_->unit(unit);
   if (unit_plan.resident) return unit_window(unit);
-  const uint64_t skipped =
-      unit_plan.shard.first_element() * SizeOf(layout_->units()[unit].dtype);
+  const uint64_t skipped = unit_plan.shard.first_element() * SizeOf(layout_->units()[unit].dtype);
   return partition() + unit_plan.shard_data - skipped;
 }
 

@@ -1,8 +1,9 @@
 // JobMemory: all that one worker maps of its job, found by meaning.
 //
-// Owns the mappings and the descriptors that came with WorkerStart; built once at start, constant after
-// that, and read by the loop thread and the lanes. The memory itself belongs to the server and outlives
-// this process; what may be written by whom is said in storage/board.h and docs/partition.md.
+// Owns the mappings and the descriptors that came with WorkerStart; built once at start, constant
+// after that, and read by the loop thread and the lanes. The memory itself belongs to the server
+// and outlives this process; what may be written by whom is said in storage/board.h and
+// docs/partition.md.
 #ifndef ZEROSHARD_WORKER_JOB_MEMORY_H_
 #define ZEROSHARD_WORKER_JOB_MEMORY_H_
 
@@ -26,8 +27,8 @@ namespace zeroshard {
 
 class JobMemory {
  public:
-  // `fds` are the descriptors of start.regions(), in order. InvalidArgument or DataLoss when a region is
-  // missing, too short, or of another job. Formats fresh regions unless start.recover().
+  // `fds` are the descriptors of start.regions(), in order. InvalidArgument or DataLoss when a
+  // region is missing, too short, or of another job. Formats fresh regions unless start.recover().
   static absl::StatusOr<std::unique_ptr<JobMemory>> Create(internal::v1::WorkerStart start,
                                                            std::vector<UniqueFd> fds);
 
@@ -48,7 +49,9 @@ class JobMemory {
   std::byte* partition() const { return partition_.data(); }
   std::byte* window() const { return window_.data(); }
   int window_fd() const { return window_fd_.get(); }
-  std::span<const std::byte> gradient_window(uint32_t rank) const { return gradients_[rank].bytes(); }
+  std::span<const std::byte> gradient_window(uint32_t rank) const {
+    return gradients_[rank].bytes();
+  }
   // Stage 1: the region of a rank's local accumulators.
   std::byte* local_accumulator(uint32_t rank) const { return local_[rank].data(); }
   // One unit of it: fp32, the whole unit.
@@ -66,8 +69,9 @@ class JobMemory {
   bool one_island() const { return one_island_; }
   UniqueFd TakeListener() { return std::move(listener_); }
 
-  // Parameters at rest of this worker's shard of a unit: in the window or in the partition. Points at the
-  // unit's element 0 (which may lie outside the shard: index by element of the unit within it only).
+  // Parameters at rest of this worker's shard of a unit: in the window or in the partition. Points
+  // at the unit's element 0 (which may lie outside the shard: index by element of the unit within
+  // it only).
   std::byte* parameters_at_rest(uint32_t unit) const;
   // The unit in the window.
   std::byte* unit_window(uint32_t unit) const {
@@ -81,7 +85,8 @@ class JobMemory {
   absl::Status CheckRegions() const;
   absl::Status OpenBoard();
   absl::Status OpenStates() const;
-  // Formats a zeroed region of states, or checks that a predecessor's is this job's. `owner`: worker or rank.
+  // Formats a zeroed region of states, or checks that a predecessor's is this job's. `owner`:
+  // worker or rank.
   absl::Status OpenStateRegion(std::byte* memory, const PartitionPlan& plan, uint32_t owner) const;
 
   internal::v1::WorkerStart start_;

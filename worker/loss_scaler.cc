@@ -13,8 +13,8 @@ absl::Status OnOverflow(const model::v1::LossScale& config, JobNumbers& numbers)
   if (config.hysteresis() <= 1 || numbers.scaler_hysteresis == 1) {
     if (numbers.loss_scale == config.minimum()) {
       return absl::FailedPreconditionError(
-          absl::StrCat("gradients overflowed with the loss scale at its minimum of ", config.minimum(),
-                       " (fp16.min_loss_scale): training has diverged"));
+          absl::StrCat("gradients overflowed with the loss scale at its minimum of ",
+                       config.minimum(), " (fp16.min_loss_scale): training has diverged"));
     }
     numbers.loss_scale = std::max(numbers.loss_scale / kFactor, config.minimum());
   } else {

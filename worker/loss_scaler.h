@@ -8,11 +8,13 @@
 
 namespace zeroshard {
 
-// Advances the scaler part of `numbers` (loss_scale, scaler_*) by one step. With dynamic scaling an overflow
-// first uses up the hysteresis, then halves the scale down to the minimum; `window` steps without overflow
-// double it. FailedPrecondition when the scale would have to fall below the minimum: training has diverged
+// Advances the scaler part of `numbers` (loss_scale, scaler_*) by one step. With dynamic scaling an
+// overflow first uses up the hysteresis, then halves the scale down to the minimum; `window` steps
+// without overflow double it. FailedPrecondition when the scale would have to fall below the
+// minimum: training has diverged
 // (`numbers` is then left as it was). A static scale never moves.
-absl::Status AdvanceLossScale(const model::v1::LossScale& config, bool overflow, JobNumbers& numbers);
+absl::Status AdvanceLossScale(const model::v1::LossScale& config, bool overflow,
+                              JobNumbers& numbers);
 
 }  // namespace zeroshard
 

@@ -1,4 +1,5 @@
-// zeroshard-worker: owns one partition of one job. Started by zeroshardd with its link as descriptor 3.
+// zeroshard-worker: owns one partition of one job. Started by zeroshardd with its link as
+// descriptor 3.
 #include <signal.h>
 #include <sys/prctl.h>
 

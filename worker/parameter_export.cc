@@ -22,9 +22,9 @@ absl::StatusOr<uint64_t> ExportParameters(Engine& engine, int fd) {
     tensors.push_back({parameter.name, parameter.aliases, parameter.shape, parameter.dtype});
   }
   const std::string step = std::to_string(context.board().numbers().step);
-  ZS_ASSIGN_OR_RETURN(
-      SafetensorsWriter writer,
-      SafetensorsWriter::Create(fd, tensors, {{"job", context.memory().start().job()}, {"step", step}}));
+  ZS_ASSIGN_OR_RETURN(SafetensorsWriter writer,
+                      SafetensorsWriter::Create(
+                          fd, tensors, {{"job", context.memory().start().job()}, {"step", step}}));
   for (uint32_t unit = 0; unit < layout.units().size(); ++unit) {
     ZS_RETURN_IF_ERROR(engine.MakeReadable(unit, kUnitTimeout));
     const uint64_t element_bytes = SizeOf(layout.units()[unit].dtype);

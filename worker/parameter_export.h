@@ -9,8 +9,9 @@
 
 namespace zeroshard {
 
-// Streams the parameters from the window into `fd` (open for writing, empty), unit by unit; a copied window
-// holds at most one unit more for it. Returns the length of the file. Loop thread, at a step boundary.
+// Streams the parameters from the window into `fd` (open for writing, empty), unit by unit; a
+// copied window holds at most one unit more for it. Returns the length of the file. Loop thread, at
+// a step boundary.
 absl::StatusOr<uint64_t> ExportParameters(Engine& engine, int fd);
 
 }  // namespace zeroshard

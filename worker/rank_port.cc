@@ -36,8 +36,8 @@ bool RankPort::HasArrived() const {
   return slot().arrival.load(std::memory_order_acquire) == context_.board().attempt();
 }
 
-// Workers read micro_end before the contributions: so it goes back first, and the contributions only when no
-// worker can still take their absence for the rank's last word.
+// Workers read micro_end before the contributions: so it goes back first, and the contributions
+// only when no worker can still take their absence for the rank's last word.
 void RankPort::TakeBackMicroEnd() {
   const uint64_t attempt = context_.board().attempt();
   Tag earliest = kAbsent;
@@ -87,7 +87,8 @@ bool RankPort::FenceSeen() const {
   for (uint32_t worker = 0; worker < context_.memory().workers(); ++worker) {
     // Other islands work on copies of this rank's gradients.
     if (!context_.memory().in_island(worker)) continue;
-    if (context_.board().worker(worker).fence.load(std::memory_order_acquire) < fence_) return false;
+    if (context_.board().worker(worker).fence.load(std::memory_order_acquire) < fence_)
+      return false;
   }
   return true;
 }
@@ -194,11 +195,13 @@ absl::Status RankPort::CheckWindow(uint64_t offset, uint64_t bytes) const {
 absl::Status RankPort::CheckQueued(const Request& request) const {
   const model::v1::EngineConfig& config = context_.memory().config();
   if (config.forward_only()) {
-    return absl::FailedPreconditionError("a forward-only job takes no gradients and makes no steps");
+    return absl::FailedPreconditionError(
+        "a forward-only job takes no gradients and makes no steps");
   }
   if (request.has_micro_end()) {
     if (request.micro_end().micro_step() < kMaxMicroSteps) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat("micro-step ", request.micro_end().micro_step()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("micro-step ", request.micro_end().micro_step()));
   }
   if (request.has_step()) {
     const trainer::v1::Step& step = request.step();
@@ -207,9 +210,9 @@ absl::Status RankPort::CheckQueued(const Request& request) const {
     }
     if (step.groups_size() != context_.memory().start().manifest().groups_size() ||
         step.groups_size() > static_cast<int>(kMaxGroups)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the step brings ", step.groups_size(), " parameter groups, the job has ",
-                       context_.memory().start().manifest().groups_size(), "; at most ", kMaxGroups));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the step brings ", step.groups_size(), " parameter groups, the job has ",
+          context_.memory().start().manifest().groups_size(), "; at most ", kMaxGroups));
     }
     for (const model::v1::GroupOptions& group : step.groups()) {
       if (!std::isfinite(group.lr()) || group.lr() < 0.0 || !std::isfinite(group.weight_decay())) {
@@ -226,8 +229,8 @@ absl::Status RankPort::CheckQueued(const Request& request) const {
   }
   const trainer::v1::Scatter& scatter = request.scatter();
   if (scatter.unit() >= context_.layout().units().size()) {
-    return absl::InvalidArgumentError(absl::StrCat("unit ", scatter.unit(), " of ",
-                                                   context_.layout().units().size()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("unit ", scatter.unit(), " of ", context_.layout().units().size()));
   }
   const Unit& unit = context_.layout().units()[scatter.unit()];
   if (!unit.trainable) {
@@ -238,7 +241,8 @@ absl::Status RankPort::CheckQueued(const Request& request) const {
     return absl::InvalidArgumentError(absl::StrCat("micro-step ", scatter.micro_step()));
   }
   if (scatter.present().size() > sizeof(Presence)) {
-    return absl::InvalidArgumentError(absl::StrCat("presence of ", scatter.present().size(), " bytes"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("presence of ", scatter.present().size(), " bytes"));
   }
   if (!std::isfinite(scatter.weight()) || scatter.weight() < 0.0f) {
     return absl::InvalidArgumentError(absl::StrCat("gradient weight ", scatter.weight()));
@@ -277,7 +281,8 @@ bool RankPort::IsComplete(const Posted& posted) {
       return context_.IsConsumed(rank_, posted.units[0], posted.mark);
     case Posted::Kind::kPut:
       for (uint32_t worker = 0; worker < context_.memory().workers(); ++worker) {
-        if (context_.board().put_done(worker, rank_).load(std::memory_order_acquire) < posted.mark) {
+        if (context_.board().put_done(worker, rank_).load(std::memory_order_acquire) <
+            posted.mark) {
           return false;
         }
       }

@@ -1,14 +1,14 @@
 // RankPort: what a home worker does for one of its ranks.
 //
-// Takes the rank's requests in order, checks them (a trainer is not trusted), posts their effects on the
-// board, and publishes completions in the rank's page. Scatters, micro ends and steps go through one queue,
-// in order; one gradient of a unit is on the board at a time, a further one waits. Gathers, releases and puts
-// do not queue behind them.
+// Takes the rank's requests in order, checks them (a trainer is not trusted), posts their effects
+// on the board, and publishes completions in the rank's page. Scatters, micro ends and steps go
+// through one queue, in order; one gradient of a unit is on the board at a time, a further one
+// waits. Gathers, releases and puts do not queue behind them.
 //
-// Everything posted is idempotent by request id, so a rank may send again what was not completed when its
-// worker died. A new process of the rank (a Hello without reconnect) starts anew at id 1: gradients of the
-// dead process that not every worker has used are taken back first, because the new process will write to the
-// same window; its own replay brings the same bits. Loop thread only.
+// Everything posted is idempotent by request id, so a rank may send again what was not completed
+// when its worker died. A new process of the rank (a Hello without reconnect) starts anew at id 1:
+// gradients of the dead process that not every worker has used are taken back first, because the
+// new process will write to the same window; its own replay brings the same bits. Loop thread only.
 #ifndef ZEROSHARD_WORKER_RANK_PORT_H_
 #define ZEROSHARD_WORKER_RANK_PORT_H_
 

@@ -109,17 +109,18 @@ void RankPort::PostOrder(uint64_t id, const trainer::v1::Gather& gather) {
 absl::Status RankPort::Put(const Request& request) {
   const trainer::v1::Put& put = request.put();
   if (put.unit() >= context_.layout().units().size()) {
-    return absl::InvalidArgumentError(absl::StrCat("unit ", put.unit(), " of ",
-                                                   context_.layout().units().size()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("unit ", put.unit(), " of ", context_.layout().units().size()));
   }
   const Unit& unit = context_.layout().units()[put.unit()];
   const uint64_t end = put.element_offset() + put.elements();
   const bool whole_grains = put.elements() % kGrainElements == 0 || end == unit.elements();
-  if (put.element_offset() % kGrainElements != 0 || !whole_grains || put.elements() > unit.elements() ||
-      end > unit.elements()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "put of elements [", put.element_offset(), ", ", end, ") of ", context_.UnitName(put.unit()),
-        ", which has ", unit.elements(), "; whole grains of ", kGrainElements, " only"));
+  if (put.element_offset() % kGrainElements != 0 || !whole_grains ||
+      put.elements() > unit.elements() || end > unit.elements()) {
+    return absl::InvalidArgumentError(absl::StrCat("put of elements [", put.element_offset(), ", ",
+                                                   end, ") of ", context_.UnitName(put.unit()),
+                                                   ", which has ", unit.elements(),
+                                                   "; whole grains of ", kGrainElements, " only"));
   }
   ZS_RETURN_IF_ERROR(CheckWindow(put.window_offset(), put.elements() * SizeOf(unit.dtype)));
   puts_.push_back(request);
@@ -158,8 +159,8 @@ bool RankPort::PostQueued() {
   if (request.has_scatter()) {
     if (again) {
       const Tag tag = context_.board().contribution(request.scatter().unit(), rank_).tag.load();
-      posted_.push_back({request.id(), Posted::Kind::kScatter, {request.scatter().unit()}, tag,
-                         context_.now()});
+      posted_.push_back(
+          {request.id(), Posted::Kind::kScatter, {request.scatter().unit()}, tag, context_.now()});
     } else if (!PostScatter(request)) {
       return false;
     }
@@ -203,8 +204,7 @@ bool RankPort::PostScatter(const Request& request) {
     context_.MarkDirty(scatter.unit());
     context_.RingAll();
   }
-  posted_.push_back(
-      {request.id(), Posted::Kind::kScatter, {scatter.unit()}, tag, context_.now()});
+  posted_.push_back({request.id(), Posted::Kind::kScatter, {scatter.unit()}, tag, context_.now()});
   return true;
 }
 

@@ -70,8 +70,8 @@ class SessionServer::Impl final : public trainer::v1::Session::CallbackService {
   std::vector<RankState> ranks_ ABSL_GUARDED_BY(mu_);
 };
 
-// One stream. Deletes itself when gRPC is done with it. Until then it is in the rank's state, under mu_, at
-// least as long as anyone may call Send or End.
+// One stream. Deletes itself when gRPC is done with it. Until then it is in the rank's state, under
+// mu_, at least as long as anyone may call Send or End.
 class SessionServer::Impl::Stream final
     : public grpc::ServerBidiReactor<trainer::v1::SessionRequest, trainer::v1::SessionReply> {
  public:
@@ -100,7 +100,8 @@ class SessionServer::Impl::Stream final
     }
     if (!admitted_) {
       if (!request_.has_hello() || !server_.Admit(request_.hello(), this)) {
-        End(grpc::Status(grpc::StatusCode::UNAUTHENTICATED, "the first message must be a Hello with a valid token"));
+        End(grpc::Status(grpc::StatusCode::UNAUTHENTICATED,
+                         "the first message must be a Hello with a valid token"));
         return;
       }
       rank_ = request_.hello().rank();
@@ -195,7 +196,8 @@ bool SessionServer::Impl::Admit(const trainer::v1::Hello& hello, Stream* stream)
   };
   if (!mu_.AwaitWithTimeout(absl::Condition(&is_its_own), kCredentialsGrace)) return false;
   replaced = std::exchange(rank.stream, stream);
-  if (replaced != nullptr) replaced->End(grpc::Status(grpc::StatusCode::ABORTED, "replaced by a newer stream"));
+  if (replaced != nullptr)
+    replaced->End(grpc::Status(grpc::StatusCode::ABORTED, "replaced by a newer stream"));
   return true;
 }
 
@@ -222,7 +224,8 @@ void SessionServer::Impl::EndStream(uint32_t rank) {
 
 void SessionServer::Impl::Send(uint32_t rank, trainer::v1::SessionReply reply) {
   absl::MutexLock lock(&mu_);
-  if (rank < ranks_.size() && ranks_[rank].stream != nullptr) ranks_[rank].stream->Send(std::move(reply));
+  if (rank < ranks_.size() && ranks_[rank].stream != nullptr)
+    ranks_[rank].stream->Send(std::move(reply));
 }
 
 grpc::ServerBidiReactor<trainer::v1::SessionRequest, trainer::v1::SessionReply>*
@@ -230,7 +233,8 @@ SessionServer::Impl::Open(grpc::CallbackServerContext*) {
   return new Stream(*this);  // owned by gRPC, see Stream
 }
 
-absl::StatusOr<std::unique_ptr<SessionServer>> SessionServer::Start(UniqueFd listener, uint32_t ranks,
+absl::StatusOr<std::unique_ptr<SessionServer>> SessionServer::Start(UniqueFd listener,
+                                                                    uint32_t ranks,
                                                                     EventQueue& events) {
   auto impl = std::make_unique<Impl>(std::move(listener), ranks, events);
   ZS_RETURN_IF_ERROR(impl->Start());

@@ -1,9 +1,10 @@
 // SessionServer: the worker's front door, service Session of proto/trainer.proto.
 //
-// Accepts connections on the listener that the server owns (so connections wait, not fail, while a worker is
-// replaced), checks the peer's user, and runs one stream for each rank. A stream whose Hello carries the
-// rank's token replaces an older stream of that rank. Requests go to the event queue in order; replies may be
-// sent from any thread and are dropped when the rank has no stream. No gRPC in this header.
+// Accepts connections on the listener that the server owns (so connections wait, not fail, while a
+// worker is replaced), checks the peer's user, and runs one stream for each rank. A stream whose
+// Hello carries the rank's token replaces an older stream of that rank. Requests go to the event
+// queue in order; replies may be sent from any thread and are dropped when the rank has no stream.
+// No gRPC in this header.
 #ifndef ZEROSHARD_WORKER_SESSION_SERVER_H_
 #define ZEROSHARD_WORKER_SESSION_SERVER_H_
 

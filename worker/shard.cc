@@ -1,6 +1,7 @@
 #include "worker/shard.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -69,7 +70,8 @@ absl::Status Shard::Recover() const {
   return accumulators_.undo()
       .Recover([&](const UndoKey& key, uint32_t chunk) -> absl::StatusOr<UndoChunk> {
         if (chunk >= memory_->plan().chunks().size()) {
-          return absl::DataLossError(absl::StrCat("undo record of chunk ", chunk, ", which is none"));
+          return absl::DataLossError(
+              absl::StrCat("undo record of chunk ", chunk, ", which is none"));
         }
         if (key.op == kAccumulateOp) return accumulators_.UndoOf(chunk);
         if (key.op == kApplyOp) return ApplyUndo(chunk);
@@ -94,15 +96,33 @@ bool Shard::Put(uint32_t unit, uint64_t offset, uint64_t elements, const std::by
   }
   const ElementRange mastered = clip(plan.slice);
   if (plan.master != kAbsent && mastered.begin < mastered.end) {
-    CopyToMaster(unit, mastered.begin, mastered.end, values + (mastered.begin - offset) * element_bytes);
+    CopyToMaster(unit, mastered.begin, mastered.end,
+                 values + (mastered.begin - offset) * element_bytes);
   }
   return MarkPut(unit, offset, offset + elements);
 }
 
 void Shard::CopyToMaster(uint32_t unit, uint64_t begin, uint64_t end,
                          const std::byte* values) const {
-  ConvertElements(values, memory_->layout().units()[unit].dtype, master(unit) + begin,
-                  DType::kFloat32, end - begin);
+  const DType dtype = memory_->layout().units()[unit].dtype;
+  if (dtype == DType::kFloat32) {
+    ConvertElements(values, dtype, master(unit) + begin, DType::kFloat32, end - begin);
+    return;
+  }
+  // A 16-bit value that is already the rounded master leaves the master as it is: whoever changes
+  // one parameter puts its neighbours in the grain, too.
+  for (uint64_t at = begin; at < end; at += kGrainElements) {
+    const uint64_t count = std::min(kGrainElements, end - at);
+    const std::byte* given = values + (at - begin) * SizeOf(dtype);
+    std::array<uint16_t, kGrainElements> rounded, wanted;
+    std::array<float, kGrainElements> widened;
+    std::memcpy(wanted.data(), given, count * SizeOf(dtype));
+    ConvertElements(master(unit) + at, DType::kFloat32, rounded.data(), dtype, count);
+    ConvertElements(wanted.data(), dtype, widened.data(), DType::kFloat32, count);
+    for (uint64_t i = 0; i < count; ++i) {
+      if (rounded[i] != wanted[i]) master(unit)[at + i] = widened[i];
+    }
+  }
 }
 
 bool Shard::MarkPut(uint32_t unit, uint64_t begin, uint64_t end) const {
@@ -125,8 +145,8 @@ void Shard::MarkLoaded(uint32_t unit) const {
 void Shard::AddSquares(uint32_t unit, const Presence& present, ExactSum& sum) const {
   const GrainRange shard = memory_->plan().unit(unit).shard;
   const uint64_t first = shard.first_element();
-  std::vector<ElementRange> included = PresentRanges(memory_->layout(), unit, present, first,
-                                                     shard.end * kGrainElements);
+  std::vector<ElementRange> included =
+      PresentRanges(memory_->layout(), unit, present, first, shard.end * kGrainElements);
   if (included.empty()) return;
   for (ElementRange& range : included) range = {range.begin - first, range.end - first};
   const DType dtype = accumulators_.dtype();
@@ -244,7 +264,8 @@ std::vector<Shard::StateArray> Shard::StateArrays(uint32_t unit, Extent extent) 
   };
   // An island's own window holds resident units whole.
   const bool whole = extent == Extent::kSlice && plan.resident && !memory_->one_island();
-  add("parameter", dtype, whole ? GrainRange{0, memory_->layout().units()[unit].grains} : plan.shard,
+  add("parameter", dtype,
+      whole ? GrainRange{0, memory_->layout().units()[unit].grains} : plan.shard,
       memory_->parameters_at_rest(unit));
   if (!plan.has_optimizer) return arrays;
   const GrainRange grains = extent == Extent::kShard ? plan.shard : plan.slice;

@@ -1,9 +1,9 @@
 // Shard: what one worker does with the bytes of its partition, as plain functions over memory.
 //
-// Put, Accumulate, Norm, Apply and the checkpoint's reads and writes; when they may run is the engine's
-// business (worker/engine.h). Every pass that changes state in place runs under the undo record, so that a
-// successor that calls the same function with the same arguments finishes it bit for bit. Loop thread only;
-// the work is spread over the pool's lanes.
+// Put, Accumulate, Norm, Apply and the checkpoint's reads and writes; when they may run is the
+// engine's business (worker/engine.h). Every pass that changes state in place runs under the undo
+// record, so that a successor that calls the same function with the same arguments finishes it bit
+// for bit. Loop thread only; the work is spread over the pool's lanes.
 #ifndef ZEROSHARD_WORKER_SHARD_H_
 #define ZEROSHARD_WORKER_SHARD_H_
 
@@ -45,8 +45,8 @@ struct AccumulateJob {
   Presence before = {};  // parameters that the accumulator already holds in this attempt
 };
 
-// The inputs' sum alone, stored for the elements of `grains` (element0: the unit's element 0; job.tag and
-// job.before are not used).
+// The inputs' sum alone, stored for the elements of `grains` (element0: the unit's element 0;
+// job.tag and job.before are not used).
 void SumInputs(const Layout& layout, const AccumulateJob& job, GrainRange grains, float* element0);
 
 // Accumulators of whole units or of a worker's slices, with their undo area.
@@ -56,8 +56,8 @@ class AccumulatorSpace {
   static absl::StatusOr<AccumulatorSpace> Open(const Layout& layout, const PartitionPlan& plan,
                                                std::byte* memory, DType dtype);
 
-  // Adds the inputs' sum to the accumulator, or stores it where `before` says that nothing is there yet.
-  // Returns the presence afterwards.
+  // Adds the inputs' sum to the accumulator, or stores it where `before` says that nothing is there
+  // yet. Returns the presence afterwards.
   Presence Accumulate(const AccumulateJob& job, ThreadPool& pool) const;
 
   // Element 0 of the unit (index within the slice only).
@@ -99,9 +99,10 @@ class Shard {
   // Forgets unfinished passes of a dropped attempt.
   void Abandon() const { accumulators_.undo().Abandon(); }
 
-  // Copies the part of `values` (elements [offset, offset + elements) of the unit) that lies in this
-  // worker's slices to the parameters at rest and the master, and notes it; where the window is an island's
-  // own, all of it to a resident unit. Returns whether every grain of the unit has been put.
+  // Copies the part of `values` (elements [offset, offset + elements) of the unit) that lies in
+  // this worker's slices to the parameters at rest and the master, and notes it; where the window
+  // is an island's own, all of it to a resident unit. Returns whether every grain of the unit has
+  // been put.
   bool Put(uint32_t unit, uint64_t offset, uint64_t elements, const std::byte* values) const;
 
   const AccumulatorSpace& accumulators() const { return accumulators_; }
@@ -115,9 +116,9 @@ class Shard {
   // Copies this worker's shard of a unit into the window.
   void FillWindow(uint32_t unit) const;
 
-  // The arrays of one unit that a checkpoint holds: "parameter", "master" and the optimizer's states.
-  // kShard: the grains of which this worker is responsible (to write); kSlice: all that it holds, which is
-  // more at stage 0 (to read).
+  // The arrays of one unit that a checkpoint holds: "parameter", "master" and the optimizer's
+  // states. kShard: the grains of which this worker is responsible (to write); kSlice: all that it
+  // holds, which is more at stage 0 (to read).
   enum class Extent { kShard, kSlice };
   struct StateArray {
     std::string kind;
@@ -145,10 +146,10 @@ class Shard {
   AccumulatorSpace accumulators_;
 };
 
-// The elements [begin, end) of `unit` that belong to its parameters at the positions set in `present`,
-// clipped to [first, last): increasing, touching ranges merged.
-std::vector<ElementRange> PresentRanges(const Layout& layout, uint32_t unit, const Presence& present,
-                                        uint64_t first, uint64_t last);
+// The elements [begin, end) of `unit` that belong to its parameters at the positions set in
+// `present`, clipped to [first, last): increasing, touching ranges merged.
+std::vector<ElementRange> PresentRanges(const Layout& layout, uint32_t unit,
+                                        const Presence& present, uint64_t first, uint64_t last);
 
 inline bool IsPresent(const Presence& presence, uint32_t position) {
   return presence[position / 64] >> (position % 64) & 1;

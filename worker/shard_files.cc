@@ -17,7 +17,8 @@ namespace {
 
 using Extent = Shard::Extent;
 
-absl::StatusOr<uint64_t> SaveShard(Engine& engine, const internal::v1::SaveShard& command, int dir_fd) {
+absl::StatusOr<uint64_t> SaveShard(Engine& engine, const internal::v1::SaveShard& command,
+                                   int dir_fd) {
   const EngineContext& context = engine.context();
   const size_t units = context.layout().units().size();
   uint64_t expected = 0;
@@ -65,7 +66,8 @@ absl::StatusOr<uint64_t> RestoreUnit(Engine& engine, CheckpointReader& reader, u
         absl::StrCat("the checkpoint holds no parameters of ", engine.context().UnitName(unit)));
   }
   for (const Shard::StateArray& array : engine.shard().StateArrays(unit, Extent::kSlice)) {
-    const bool derive = array.kind == kKindMaster && (parameters_only || !reader.Has(unit, kKindMaster));
+    const bool derive =
+        array.kind == kKindMaster && (parameters_only || !reader.Has(unit, kKindMaster));
     if (derive) {
       ZS_RETURN_IF_ERROR(MasterFromParameter(reader, unit, layout_unit.dtype, array));
     } else if (!parameters_only || array.kind == kKindParameter) {
@@ -83,10 +85,12 @@ absl::StatusOr<uint64_t> RestoreShard(Engine& engine, const internal::v1::Restor
   ZS_ASSIGN_OR_RETURN(CheckpointReader reader, CheckpointReader::Open(dir_fd));
   if (reader.manifest().layout_fingerprint() != context.layout().fingerprint()) {
     return absl::FailedPreconditionError(
-        "the checkpoint was written for other parameters (names, shapes, data types or modules differ)");
+        "the checkpoint was written for other parameters (names, shapes, data types or modules "
+        "differ)");
   }
   records::v1::JobState state;
-  if (!state.ParseFromString(command.job_state())) return absl::DataLossError("job state not readable");
+  if (!state.ParseFromString(command.job_state()))
+    return absl::DataLossError("job state not readable");
   // All is verified before the first byte of state changes.
   ZS_RETURN_IF_ERROR(reader.Verify());
   uint64_t bytes = 0;

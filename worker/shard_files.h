@@ -1,7 +1,7 @@
 // What a worker does with files: its shard of a checkpoint, and the export of parameters.
 //
-// Runs on the loop thread between two rounds of the engine, so states stand still while it works; a job
-// steps on when it is done.
+// Runs on the loop thread between two rounds of the engine, so states stand still while it works; a
+// job steps on when it is done.
 #ifndef ZEROSHARD_WORKER_SHARD_FILES_H_
 #define ZEROSHARD_WORKER_SHARD_FILES_H_
 
@@ -13,9 +13,9 @@
 
 namespace zeroshard {
 
-// Answers SaveShard, RestoreShard (descriptor: the checkpoint's directory) and ExportFile (descriptor: a
-// file to write). Errors lie in the answer: FailedPrecondition while a step is being applied, and what the
-// files give.
+// Answers SaveShard, RestoreShard (descriptor: the checkpoint's directory) and ExportFile
+// (descriptor: a file to write). Errors lie in the answer: FailedPrecondition while a step is being
+// applied, and what the files give.
 internal::v1::ShardDone RunShardCommand(Engine& engine, const internal::v1::ToWorker& command,
                                         const std::vector<UniqueFd>& fds);
 

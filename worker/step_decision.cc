@@ -13,7 +13,8 @@ namespace {
 
 // torch.nn.utils.clip_grad_norm_ adds this to the norm before it divides.
 constexpr double kClipEpsilon = 1e-6;
-// Update number from which bias corrections are exactly 1 in fp64 for every beta that fp32 can tell from 1.
+// Update number from which bias corrections are exactly 1 in fp64 for every beta that fp32 can tell
+// from 1.
 constexpr int64_t kNoBiasCorrection = int64_t{1} << 40;
 
 absl::StatusOr<double> CountOf(const model::v1::EngineConfig& config,
@@ -92,9 +93,9 @@ UpdateArgs ArgsFor(const GroupHyper& group, uint64_t count) {
                                         .momentum = group.momentum,
                                         .dampening = group.dampening,
                                         .nesterov = group.nesterov != 0};
-  UpdateArgs args = MakeUpdateArgs(
-      hyperparameters,
-      group.bias_correction != 0 ? static_cast<int64_t>(count) : kNoBiasCorrection);
+  UpdateArgs args =
+      MakeUpdateArgs(hyperparameters,
+                     group.bias_correction != 0 ? static_cast<int64_t>(count) : kNoBiasCorrection);
   args.first_step = count == 1 ? 1 : 0;
   return args;
 }

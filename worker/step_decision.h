@@ -1,4 +1,5 @@
-// The decision of a step: from what ranks and workers brought to one set of numbers that every worker applies.
+// The decision of a step: from what ranks and workers brought to one set of numbers that every
+// worker applies.
 //
 // Pure functions over the board's plain structs, called by the leader alone and never recomputed.
 #ifndef ZEROSHARD_WORKER_STEP_DECISION_H_
@@ -28,14 +29,15 @@ struct StepVerdict {
 // InvalidArgument naming both ranks when inputs differ in micro-steps or hyperparameters.
 absl::Status CheckSameInputs(std::span<const StepInput* const> inputs);
 
-// With `sum` the exact sum of squares of the accumulated gradients (times loss scale) over all workers:
+// With `sum` the exact sum of squares of the accumulated gradients (times loss scale) over all
+// workers:
 //   count = sum of weights, or micro-steps times ranks (micro-steps alone with sum_over_ranks)
 //   norm  = sqrt(sum) / (loss_scale * count)
 //   clip  = min(1, gradient_clipping / (norm + 1e-6))      as torch.nn.utils.clip_grad_norm_
 //   grad_scale = clip / (loss_scale * count)               in fp64, rounded once
-// A non-finite sum skips the step if the config says so, else it is applied unclipped. InvalidArgument as
-// CheckSameInputs; FailedPrecondition when the loss scale cannot fall any further, or when the weights sum up
-// to nothing.
+// A non-finite sum skips the step if the config says so, else it is applied unclipped.
+// InvalidArgument as CheckSameInputs; FailedPrecondition when the loss scale cannot fall any
+// further, or when the weights sum up to nothing.
 absl::StatusOr<StepVerdict> DecideStep(const model::v1::EngineConfig& config,
                                        std::span<const StepInput* const> inputs,
                                        const ExactSum& sum, const JobNumbers& now);

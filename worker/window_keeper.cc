@@ -85,11 +85,13 @@ void WindowKeeper::PunchUnit(uint32_t unit) {
   context_.board().wanted(unit).store(0);
   const Unit& layout_unit = context_.layout().units()[unit];
   // Units start at page boundaries, so the last page is this unit's alone.
-  const uint64_t bytes = (layout_unit.bytes() + kWindowAlignment - 1) / kWindowAlignment * kWindowAlignment;
+  const uint64_t bytes =
+      (layout_unit.bytes() + kWindowAlignment - 1) / kWindowAlignment * kWindowAlignment;
   const absl::Status status =
       PunchHole(context_.memory().window_fd(), layout_unit.window_offset, bytes);
   if (!status.ok()) {
-    LogWarn(absl::StrCat("window pages not given back unit=", unit, " error=\"", status.message(), "\""));
+    LogWarn(absl::StrCat("window pages not given back unit=", unit, " error=\"", status.message(),
+                         "\""));
   }
   context_.board().evicting(unit).store(0);
 }

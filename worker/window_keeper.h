@@ -1,13 +1,14 @@
 // WindowKeeper: what of a copied parameter window is backed by memory.
 //
-// Every worker copies its shard of a wanted unit into the window (Fill). The island's first worker gives the
-// pages of released units back, least recently wanted first, while more than stage3_max_live_parameters are
-// resident (Evict). A unit's address never changes, so a view that autograd kept of a released weight is good
-// again after the next gather. In-place windows have nothing to keep. Loop thread only.
+// Every worker copies its shard of a wanted unit into the window (Fill). The island's first worker
+// gives the pages of released units back, least recently wanted first, while more than
+// stage3_max_live_parameters are resident (Evict). A unit's address never changes, so a view that
+// autograd kept of a released weight is good again after the next gather. In-place windows have
+// nothing to keep. Loop thread only.
 //
-// Why no page is given back under a reader: the evictor raises `evicting`, then looks at the pins; a gather
-// pins, then looks at `evicting`. One of them sees the other, whatever the timing. A unit is evicted only when
-// all its shards are in the window, so no worker is still filling it.
+// Why no page is given back under a reader: the evictor raises `evicting`, then looks at the pins;
+// a gather pins, then looks at `evicting`. One of them sees the other, whatever the timing. A unit
+// is evicted only when all its shards are in the window, so no worker is still filling it.
 #ifndef ZEROSHARD_WORKER_WINDOW_KEEPER_H_
 #define ZEROSHARD_WORKER_WINDOW_KEEPER_H_
 

@@ -94,8 +94,8 @@ absl::StatusOr<bool> WorkerLoop::OnCommand(ControlLink::Command command) {
   switch (message.kind_case()) {
     case ToWorker::kRankAttached:
       sessions_->SetCredentials(message.rank_attached().rank(),
-                                {message.rank_attached().generation(), message.rank_attached().token(),
-                                 message.rank_attached().uid()});
+                                {message.rank_attached().generation(),
+                                 message.rank_attached().token(), message.rank_attached().uid()});
       return true;
     case ToWorker::kRankDied:
       if (message.rank_died().rank() < memory_.ranks()) {

@@ -1,7 +1,7 @@
 // WorkerLoop: the one thread that does a worker's work.
 //
-// Waits for the doorbell (other workers, the front door) and the link to the server, hands what came to the
-// engine, and lets it advance. Everything the engine says goes out through this object.
+// Waits for the doorbell (other workers, the front door) and the link to the server, hands what
+// came to the engine, and lets it advance. Everything the engine says goes out through this object.
 #ifndef ZEROSHARD_WORKER_WORKER_LOOP_H_
 #define ZEROSHARD_WORKER_WORKER_LOOP_H_
 

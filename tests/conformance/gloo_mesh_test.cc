@@ -8,10 +8,11 @@
 namespace zeroshard {
 namespace {
 
-absl::StatusOr<std::unique_ptr<Mesh>> MakeGloo(uint32_t worker, uint32_t workers, RendezvousStore& store,
-                                               MeshObserver& observer) {
-  return CreateGlooMesh({.worker = worker, .workers = workers, .connect_timeout = absl::Seconds(20)},
-                        store, observer);
+absl::StatusOr<std::unique_ptr<Mesh>> MakeGloo(uint32_t worker, uint32_t workers,
+                                               RendezvousStore& store, MeshObserver& observer) {
+  return CreateGlooMesh(
+      {.worker = worker, .workers = workers, .connect_timeout = absl::Seconds(20)}, store,
+      observer);
 }
 
 TEST(GlooMeshTest, DeliversInOrder) { TestMeshDeliversInOrder(MakeGloo); }
@@ -22,7 +23,8 @@ TEST(GlooMeshTest, AnAddressThatIsNotThisHostsIsRefused) {
   MapStore store;
   MeshRecorder recorder;
   for (const char* address : {"no.such.host.invalid", "203.0.113.7", ""}) {
-    const auto mesh = CreateGlooMesh({.worker = 0, .workers = 2, .address = address}, store, recorder);
+    const auto mesh =
+        CreateGlooMesh({.worker = 0, .workers = 2, .address = address}, store, recorder);
     ASSERT_FALSE(mesh.ok());
     EXPECT_TRUE(absl::IsInvalidArgument(mesh.status())) << mesh.status();
     EXPECT_NE(std::string(mesh.status().message()).find(address), std::string::npos);

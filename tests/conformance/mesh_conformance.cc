@@ -75,7 +75,8 @@ absl::Status MapStore::Set(const std::string& key, const std::string& value) {
 absl::StatusOr<std::string> MapStore::Get(const std::string& key, absl::Duration timeout) {
   absl::MutexLock lock(&mu_);
   auto there = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return values_.contains(key); };
-  if (!mu_.AwaitWithTimeout(absl::Condition(&there), timeout)) return absl::DeadlineExceededError(key);
+  if (!mu_.AwaitWithTimeout(absl::Condition(&there), timeout))
+    return absl::DeadlineExceededError(key);
   return values_[key];
 }
 
@@ -85,12 +86,14 @@ void TestMeshDeliversInOrder(const MeshFactory& factory) {
   MapStore store;
   std::vector<MeshRecorder> recorders(kWorkers);
   std::vector<std::unique_ptr<Mesh>> meshes;
-  for (uint32_t w = 0; w < kWorkers; ++w) meshes.push_back(Make(factory, w, kWorkers, store, recorders[w]));
+  for (uint32_t w = 0; w < kWorkers; ++w)
+    meshes.push_back(Make(factory, w, kWorkers, store, recorders[w]));
   for (MeshRecorder& recorder : recorders) ASSERT_TRUE(recorder.AwaitConnections(1));
   for (uint32_t from = 0; from < kWorkers; ++from) {
     for (uint32_t to = 0; to < kWorkers; ++to) {
       if (from == to) continue;
-      for (size_t i = 0; i < sizes.size(); ++i) meshes[from]->Send(to, MakeFrame(from, i, sizes[i]));
+      for (size_t i = 0; i < sizes.size(); ++i)
+        meshes[from]->Send(to, MakeFrame(from, i, sizes[i]));
     }
   }
   for (uint32_t to = 0; to < kWorkers; ++to) {
@@ -108,7 +111,8 @@ void TestMeshComesBackAfterAnEndDied(const MeshFactory& factory) {
   MapStore store;
   std::vector<MeshRecorder> recorders(kWorkers);
   std::vector<std::unique_ptr<Mesh>> meshes;
-  for (uint32_t w = 0; w < kWorkers; ++w) meshes.push_back(Make(factory, w, kWorkers, store, recorders[w]));
+  for (uint32_t w = 0; w < kWorkers; ++w)
+    meshes.push_back(Make(factory, w, kWorkers, store, recorders[w]));
   for (MeshRecorder& recorder : recorders) ASSERT_TRUE(recorder.AwaitConnections(1));
   MeshRecorder successor;
   meshes[1].reset();

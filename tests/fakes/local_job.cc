@@ -99,7 +99,8 @@ LocalJob::~LocalJob() = default;
 MappedRegion LocalJob::AddRegion(WorkerRegion::Kind kind, uint32_t index, uint64_t bytes,
                                  uint32_t only_worker) {
   const uint64_t pages = (bytes + 4095) / 4096 * 4096;
-  const bool by_island = kind == WorkerRegion::KIND_BOARD || kind == WorkerRegion::KIND_USER_STATE ||
+  const bool by_island = kind == WorkerRegion::KIND_BOARD ||
+                         kind == WorkerRegion::KIND_USER_STATE ||
                          kind == WorkerRegion::KIND_PARAMETER_WINDOW;
   regions_.push_back({kind, index, only_worker, by_island, pages,
                       Must(CreateSealedMemfd("zeroshard-test", pages))});
@@ -112,9 +113,12 @@ void LocalJob::CreateIsland(uint32_t island) {
                          static_cast<uint32_t>(layout_->parameters().size())};
   const MappedRegion board = AddRegion(WorkerRegion::KIND_BOARD, island, Board::Bytes(shape));
   Must(Board::Format(board.bytes(), shape, kJobId, layout_->fingerprint(),
-                     config.loss_scale().initial(), config.loss_scale().hysteresis()).status());
-  windows_.push_back(AddRegion(WorkerRegion::KIND_PARAMETER_WINDOW, island, layout_->window_bytes()));
-  AddRegion(WorkerRegion::KIND_USER_STATE, island, UserStates::Bytes(ranks(), config.user_state_bytes()));
+                     config.loss_scale().initial(), config.loss_scale().hysteresis())
+           .status());
+  windows_.push_back(
+      AddRegion(WorkerRegion::KIND_PARAMETER_WINDOW, island, layout_->window_bytes()));
+  AddRegion(WorkerRegion::KIND_USER_STATE, island,
+            UserStates::Bytes(ranks(), config.user_state_bytes()));
 }
 
 void LocalJob::CreateRegions() {
@@ -123,7 +127,8 @@ void LocalJob::CreateRegions() {
   for (uint32_t rank = 0; rank < ranks(); ++rank) {
     gradient_windows_.push_back(
         AddRegion(WorkerRegion::KIND_GRADIENT_WINDOW, rank, GradientWindowBytes(*layout_, config)));
-    rank_pages_.push_back(AddRegion(WorkerRegion::KIND_RANK_PAGE, rank, sizeof(RankPage), home(rank)));
+    rank_pages_.push_back(
+        AddRegion(WorkerRegion::KIND_RANK_PAGE, rank, sizeof(RankPage), home(rank)));
     if (!UsesLocalAccumulators(config)) continue;
     const PartitionPlan plan = Must(PartitionPlan::CreateLocal(*layout_, config, options_.lanes));
     AddRegion(WorkerRegion::KIND_LOCAL_ACCUMULATOR, rank, plan.bytes());
@@ -152,7 +157,8 @@ void LocalJob::StartWorker(uint32_t w, bool recover) {
     place.set_home_worker(home(rank));
     place.set_island(island_of(home(rank)));
   }
-  for (uint32_t i = 0; i < options_.workers; ++i) start.add_worker_places()->set_island(island_of(i));
+  for (uint32_t i = 0; i < options_.workers; ++i)
+    start.add_worker_places()->set_island(island_of(i));
   auto add = [&](WorkerRegion::Kind kind, uint32_t index, uint64_t bytes, const UniqueFd& fd) {
     WorkerRegion& region = *start.add_regions();
     region.set_kind(kind);
@@ -317,8 +323,8 @@ std::vector<float> LocalJob::Parameter(uint32_t parameter, uint32_t island) cons
   const ParameterPlace& place = layout_->place(parameter);
   const Unit& unit = layout_->units()[place.unit];
   std::vector<float> values(place.elements);
-  ConvertElements(windows_[island].data() + unit.window_offset + place.offset * SizeOf(unit.dtype), unit.dtype,
-                  values.data(), DType::kFloat32, values.size());
+  ConvertElements(windows_[island].data() + unit.window_offset + place.offset * SizeOf(unit.dtype),
+                  unit.dtype, values.data(), DType::kFloat32, values.size());
   return values;
 }
 
@@ -342,7 +348,8 @@ std::string LocalJob::StateBytes() {
     }
   }
   std::string all;
-  for (const auto& [kind, bytes] : by_kind) absl::StrAppend(&all, kind, ":", bytes.size(), "\n", bytes);
+  for (const auto& [kind, bytes] : by_kind)
+    absl::StrAppend(&all, kind, ":", bytes.size(), "\n", bytes);
   return all;
 }
 

@@ -1,8 +1,8 @@
 // LocalJob: a whole job in one process, without server, gRPC or trainers.
 //
-// W real engines over real shared regions, R ranks as plain calls. What would be processes takes turns on
-// the test's thread, so a test decides who does what when; a worker "dies" by being thrown away and started
-// again on the same regions. Everything is run until nothing moves any more.
+// W real engines over real shared regions, R ranks as plain calls. What would be processes takes
+// turns on the test's thread, so a test decides who does what when; a worker "dies" by being thrown
+// away and started again on the same regions. Everything is run until nothing moves any more.
 #ifndef ZEROSHARD_TESTS_FAKES_LOCAL_JOB_H_
 #define ZEROSHARD_TESTS_FAKES_LOCAL_JOB_H_
 
@@ -32,7 +32,8 @@ struct LocalJobOptions {
   bool islands = false;
 };
 
-// A manifest of fp32-or-other parameters named p0, p1, ... with these element counts, one module each.
+// A manifest of fp32-or-other parameters named p0, p1, ... with these element counts, one module
+// each.
 model::v1::Manifest MakeManifest(const std::vector<uint64_t>& sizes, model::v1::DType dtype);
 // AdamW, accumulators fp32, no clipping, static scale 1.
 model::v1::EngineConfig MakeConfig(uint32_t stage, uint32_t ranks, model::v1::DType dtype);
@@ -73,7 +74,8 @@ class LocalJob {
 
   // The parameter as fp32, from the window (of an island).
   std::vector<float> Parameter(uint32_t parameter, uint32_t island = 0) const;
-  // Raw bytes of all states in grain order, the same for every W: parameters, masters, optimizer states.
+  // Raw bytes of all states in grain order, the same for every W: parameters, masters, optimizer
+  // states.
   std::string StateBytes();
 
   // Failures reported to a rank, and what was said to the server.

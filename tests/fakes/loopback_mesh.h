@@ -1,7 +1,7 @@
 // A Mesh between engines of one test: frames wait in queues until the test delivers them.
 //
-// Deliver(w) hands worker w what arrived, as the worker's loop would. Break() loses everything under way and
-// reconnects, as when a worker died.
+// Deliver(w) hands worker w what arrived, as the worker's loop would. Break() loses everything
+// under way and reconnects, as when a worker died.
 #ifndef ZEROSHARD_TESTS_FAKES_LOOPBACK_MESH_H_
 #define ZEROSHARD_TESTS_FAKES_LOOPBACK_MESH_H_
 

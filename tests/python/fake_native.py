@@ -180,7 +180,9 @@ class Job:
 
     def _adopt(self, unit):
         for i in self.units[unit]["parameters"]:
-            self.reference.master[i] = self._value(i).copy()
+            master, value = self.reference.master[i], self._value(i)
+            rounded = decode(encode(master, self.parameters[i]["dtype"]), self.parameters[i]["dtype"])
+            self.reference.master[i] = np.where(rounded == value, master, value)
 
     def make_reference(self):
         if self.reference is None:

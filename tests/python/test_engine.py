@@ -77,6 +77,25 @@ def test_gathered_parameters_may_be_modified(ranks, stage):
         assert torch.equal(found["b.weight"], model.b.weight)
 
 
+@pytest.mark.parametrize("stage", [1, 3])
+def test_modifying_one_parameter_leaves_the_masters_of_its_neighbours(ranks, stage):
+    """bf16: what the fp32 masters know beyond the rounded values must survive a change of another parameter."""
+    job, model = ranks.job(), build(Mlp)
+
+    def run(rank, job, touch):
+        engine, *_ = initialize(ranks, job, rank, 1, copy.deepcopy(model), config(stage, bf16={"enabled": True}))
+        train(engine, rank, 6)
+        if touch:
+            with zeroshard.zero.GatheredParameters(engine.module.norm.bias, modifier_rank=0), torch.no_grad():
+                engine.module.norm.bias.mul_(1.0)
+        train(engine, rank, 12)
+        found = engine.module.state_dict()
+        engine.destroy()
+        return found
+
+    same(ranks.run(1, lambda r: run(r, job, True))[0], ranks.run(1, lambda r: run(r, job + "x", False))[0])
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_state_dict_and_load_state_dict(ranks, stage):
     job, model, other = ranks.job(), build(lambda: Tied(False)), build(lambda: Tied(False), seed=7)

@@ -1,5 +1,5 @@
-// The engine over real regions in one process: bit-identity over stages, workers, windows and chunk sizes, and
-// what the board must survive.
+// The engine over real regions in one process: bit-identity over stages, workers, windows and chunk
+// sizes, and what the board must survive.
 #include "worker/engine.h"
 
 #include <gtest/gtest.h>
@@ -43,8 +43,9 @@ struct Variant {
 };
 
 std::string Describe(const Variant& v) {
-  return absl::StrCat("stage ", v.stage, " W ", v.workers, " R ", v.ranks, " A ", v.micro_steps, " sub ",
-                      v.sub_group, v.copy ? " copy" : "", v.islands ? " islands" : "", " dtype ", static_cast<int>(v.dtype));
+  return absl::StrCat("stage ", v.stage, " W ", v.workers, " R ", v.ranks, " A ", v.micro_steps,
+                      " sub ", v.sub_group, v.copy ? " copy" : "", v.islands ? " islands" : "",
+                      " dtype ", static_cast<int>(v.dtype));
 }
 
 LocalJobOptions Options(const Variant& v) {
@@ -95,7 +96,8 @@ TEST(EngineTest, TrainsBitIdenticallyWhateverTheStageAndTheNumberOfWorkers) {
        {model::v1::DTYPE_BFLOAT16, model::v1::DTYPE_FLOAT16, model::v1::DTYPE_FLOAT32}) {
     for (uint32_t ranks : {1u, 2u, 3u, 4u, 6u}) {
       for (uint32_t micro_steps : {1u, 3u}) {
-        Variant reference{.stage = 2, .workers = 1, .ranks = ranks, .micro_steps = micro_steps, .dtype = dtype};
+        Variant reference{
+            .stage = 2, .workers = 1, .ranks = ranks, .micro_steps = micro_steps, .dtype = dtype};
         const std::string expected = Train(reference);
         for (uint32_t stage : {0u, 1u, 2u, 3u}) {
           for (uint32_t workers : {1u, 2u, 3u, 4u}) {
@@ -120,7 +122,11 @@ TEST(EngineTest, TrainsBitIdenticallyWhateverTheStageAndTheNumberOfWorkers) {
 
 TEST(EngineTest, StageOneAccumulatesEveryRankFirstUnlessToldOtherwise) {
   // fp32: sums of a few bf16 numbers are exact in any order.
-  Variant v{.stage = 1, .workers = 2, .ranks = 3, .micro_steps = 3, .ranks_first = false,
+  Variant v{.stage = 1,
+            .workers = 2,
+            .ranks = 3,
+            .micro_steps = 3,
+            .ranks_first = false,
             .dtype = model::v1::DTYPE_FLOAT32};
   const std::string local = Train(v);
   v.workers = 1;
@@ -133,7 +139,8 @@ TEST(EngineTest, StageOneAccumulatesEveryRankFirstUnlessToldOtherwise) {
   EXPECT_TRUE(Train(v) == Train(other)) << "with one micro-step there is one order";
 }
 
-// Trains with a worker restarted (or the mesh broken) after every micro-step, before others have summed it.
+// Trains with a worker restarted (or the mesh broken) after every micro-step, before others have
+// summed it.
 std::string TrainWithRestarts(const Variant& v) {
   LocalJob job(Options(v));
   job.PutParameters(RandomValues(kSizes, 1));
@@ -165,7 +172,8 @@ std::string TrainWithRestarts(const Variant& v) {
 TEST(EngineTest, ARestartedWorkerChangesNothing) {
   for (bool islands : {false, true}) {
     for (uint32_t stage : {1u, 2u, 3u}) {
-      const Variant v{.stage = stage, .workers = 2, .ranks = 3, .micro_steps = 3, .islands = islands};
+      const Variant v{
+          .stage = stage, .workers = 2, .ranks = 3, .micro_steps = 3, .islands = islands};
       EXPECT_TRUE(TrainWithRestarts(v) == Train(v)) << Describe(v);
     }
   }
@@ -178,13 +186,15 @@ TEST(EngineTest, EveryIslandSeesAllParameters) {
     job.PutParameters(values);
     for (uint32_t rank = 0; rank < 3; ++rank) {
       trainer::v1::SessionRequest request;
-      for (uint32_t unit = 0; unit < job.layout().units().size(); ++unit) request.mutable_gather()->add_units(unit);
+      for (uint32_t unit = 0; unit < job.layout().units().size(); ++unit)
+        request.mutable_gather()->add_units(unit);
       const uint64_t id = job.Send(rank, request);
       job.Run();
       ASSERT_TRUE(job.Done(rank, id)) << "stage " << stage << " rank " << rank;
       for (uint32_t p = 0; p < kSizes.size(); ++p) {
         const std::vector<float> got = job.Parameter(p, rank);
-        for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], values[p][i], 0.01) << p << " " << i;
+        for (size_t i = 0; i < got.size(); ++i)
+          ASSERT_NEAR(got[i], values[p][i], 0.01) << p << " " << i;
       }
     }
   }
@@ -204,7 +214,8 @@ TEST(EngineTest, ADeadRanksSuccessorReplaysTheStepInFlight) {
     job.Run();
     EXPECT_EQ(job.hello(1).step(), step);
     EXPECT_TRUE(job.hello(1).initialized());
-    std::memset(job.gradient_window(1), 0x7f, 64);  // the successor writes to the window as it likes
+    std::memset(job.gradient_window(1), 0x7f,
+                64);  // the successor writes to the window as it likes
     for (uint32_t micro = 0; micro < v.micro_steps; ++micro) {
       // The window's slots are free again only once a micro-step is summed.
       for (uint32_t rank : {2u, 1u, 0u}) {
@@ -257,7 +268,8 @@ TEST(EngineTest, GradientsOfADroppedStepAreForgotten) {
   job.Run();
   for (uint32_t step = 0; step < 2; ++step) {
     for (uint32_t micro = 0; micro < v.micro_steps; ++micro) {
-      for (uint32_t rank = 0; rank < 2; ++rank) job.ScatterAll(rank, micro, GradientsOf(step, micro, rank));
+      for (uint32_t rank = 0; rank < 2; ++rank)
+        job.ScatterAll(rank, micro, GradientsOf(step, micro, rank));
       job.Run();
     }
     for (uint32_t rank = 0; rank < 2; ++rank) job.Step(rank, v.micro_steps, 0.01);
@@ -326,7 +338,8 @@ TEST(EngineTest, ARankThatNeverComesIsNamedWithinTheDeadline) {
 }
 
 TEST(EngineTest, ExpertsThatOnlySomeRanksUse) {
-  // e0: rank 0; e1: both; e2: rank 1; e3: nobody. Mean over the world; what nobody used is not touched.
+  // e0: rank 0; e1: both; e2: rank 1; e3: nobody. Mean over the world; what nobody used is not
+  // touched.
   LocalJobOptions options;
   options.manifest = MakeManifest({40000, 40000, 40000, 40000}, model::v1::DTYPE_FLOAT32);
   options.config = MakeConfig(3, 2, model::v1::DTYPE_FLOAT32);
@@ -357,7 +370,8 @@ TEST(EngineTest, ExpertsThatOnlySomeRanksUse) {
 }
 
 TEST(EngineTest, AnOverflowOnOneRankSkipsTheStepOnAll) {
-  LocalJobOptions options = Options({.stage = 2, .workers = 2, .ranks = 2, .dtype = model::v1::DTYPE_FLOAT16});
+  LocalJobOptions options =
+      Options({.stage = 2, .workers = 2, .ranks = 2, .dtype = model::v1::DTYPE_FLOAT16});
   options.config.mutable_loss_scale()->set_dynamic(true);
   options.config.mutable_loss_scale()->set_initial(65536.0);
   options.config.mutable_loss_scale()->set_window(1000);
@@ -396,7 +410,8 @@ TEST(EngineTest, WeightedAccumulationIsTheMeanOverTokens) {
   const float tokens[2][2] = {{10, 30}, {20, 40}};
   for (uint32_t micro = 0; micro < 2; ++micro) {
     for (uint32_t rank = 0; rank < 2; ++rank) {
-      job.ScatterAll(rank, micro, {std::vector<float>(512, gradient[rank][micro])}, tokens[rank][micro]);
+      job.ScatterAll(rank, micro, {std::vector<float>(512, gradient[rank][micro])},
+                     tokens[rank][micro]);
     }
     job.Run();
   }

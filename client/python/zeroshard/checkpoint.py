@@ -12,7 +12,7 @@ import struct
 
 import torch
 
-from zeroshard import resume
+from zeroshard import initial, resume
 from zeroshard.errors import ZeroShardError, invalid, misuse
 
 _TAG = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -179,16 +179,12 @@ def load_state_dict(engine, values, strict=True):
 
 def replace(engine, replacements, rank):
     """Puts new values of some parameters, by id; those of `rank` count. All ranks call it."""
-    from zeroshard import initial
-
-    units = [u for u in engine._table.units if u.elements and any(id(p) in replacements for p in u.parameters)]
-    for unit in units:
-        if engine.global_rank == rank:
-            with _Alone(engine, unit):
-                initial.put_unit(engine.session, unit, lambda p: replacements.get(id(p), p.zeroshard.view))
-        # All ranks pass here only after the values are in.
-        engine.session.wait(engine.session.gather([unit.index], False, False))
-        engine.session.release([unit.index])
+    if engine.global_rank == rank:
+        for unit in engine._table.units:
+            if unit.elements and any(id(p) in replacements for p in unit.parameters):
+                with _Alone(engine, unit):
+                    initial.put_unit(engine.session, unit, lambda p: replacements.get(id(p), p.zeroshard.view))
+    engine.barrier()
 
 
 def save_model(engine, save_dir, filename):

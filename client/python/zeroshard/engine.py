@@ -247,6 +247,23 @@ class Engine(torch.nn.Module):
     def world_size(self):
         return int(self._session.world_size)
 
+    def barrier(self):
+        """Returns when all ranks have called it. Rare operations only: without torch.distributed it is made of an
+        Attach to a job of its own, which returns when all ranks are there."""
+        self._barriers += 1
+        if self.world_size == 1:
+            return
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.barrier()
+            return
+        attach, job = self._rejoin
+        meeting = attach(f"{job[:100]}.barrier{self._barriers}")
+        meeting.detach(False)
+        meeting.close()
+
+    _barriers = 0
+    _rejoin = None  # (attach a job of this name with the same ranks, name of this job); set by initialize
+
     def unit_of(self, parameter):
         return self._unit_by_id.get(id(parameter))
 

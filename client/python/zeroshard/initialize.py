@@ -49,15 +49,24 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     dtype = config.compute_dtype()
     manifest.cast(model, entries, dtype)
     texts = {key: json.dumps(value) for key, value in (overrides or {}).items()}
+    socket, job = socket or os.environ.get("ZEROSHARD_SOCKET", ""), _job_name(job)
     session = backend.native().attach(
-        socket or os.environ.get("ZEROSHARD_SOCKET", ""), _job_name(job), rank, world_size, local_ranks,
-        manifest.describe(entries, dtype), sharded.wire_groups() if sharded is not None else [], config.text,
-        {**from_optimizer, **texts}, timeout_ms, sharded is None,
+        socket, job, rank, world_size, local_ranks, manifest.describe(entries, dtype),
+        sharded.wire_groups() if sharded is not None else [], config.text, {**from_optimizer, **texts}, timeout_ms,
+        sharded is None,
     )
     if rank == 0:
         for warning in session.warnings:
             log.warning("%s", warning)
     engine = _make_engine(model, session, sharded, config, entries)
+
+    def meet(name):
+        point = [{"name": "point", "aliases": [], "shape": [1], "dtype": "float32", "trainable": False, "group": 0,
+                  "module": ""}]
+        return backend.native().attach(socket, name, rank, world_size, local_ranks, point, [],
+                                       '{"train_micro_batch_size_per_gpu": 1}', {}, timeout_ms, True)
+
+    engine._rejoin = (meet, job)
     engine.lr_scheduler = _scheduler(lr_scheduler, session, engine.optimizer)
     if training_data is not None:
         engine.training_dataloader = ShardedLoader(
