@@ -25,10 +25,19 @@ using NoGil = py::call_guard<py::gil_scoped_release>;
 
 struct NativeSession {
   explicit NativeSession(std::unique_ptr<Session> attached)
-      : session(std::move(attached)), guard(*session) {}
+      : session(std::move(attached)), guard(std::make_unique<WriteGuardEntry>(*session)) {}
+
+  // Python drops the last reference with the GIL held, and the end of a session may take a moment.
+  ~NativeSession() {
+    guard.reset();
+    if (_Py_IsFinalizing() == 0 && PyGILState_Check() != 0) {
+      py::gil_scoped_release release;
+      session.reset();
+    }
+  }
 
   std::unique_ptr<Session> session;
-  WriteGuardEntry guard;
+  std::unique_ptr<WriteGuardEntry> guard;
 };
 using Shared = std::shared_ptr<NativeSession>;
 
@@ -41,6 +50,7 @@ struct Window {
 };
 
 bool Interrupted() {
+  if (_Py_IsFinalizing() != 0) return true;
   py::gil_scoped_acquire gil;
   return PyErr_CheckSignals() != 0;
 }
