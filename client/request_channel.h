@@ -33,8 +33,9 @@ namespace zeroshard {
 
 class RequestChannel final : private StreamOwner {
  public:
-  // Opens the stream. `page` must outlive the channel; `timeout` is the one of Submit and the default
-  // of Wait. `interrupted`, when set, is asked now and then by blocked calls; true ends them.
+  // Opens the stream. `page` must outlive the channel; `timeout` is the one of Submit and the
+  // default of Wait. `interrupted`, when set, is asked now and then by blocked calls; true ends
+  // them.
   static absl::StatusOr<std::unique_ptr<RequestChannel>> Open(
       const RankPage& page, Stream::Options options, absl::Duration timeout,
       std::function<bool()> interrupted = {});

@@ -169,7 +169,8 @@ class Session {
   // name the key, rank or parameter at fault; Unavailable means that no daemon answers.
   static absl::StatusOr<std::unique_ptr<Session>> Attach(AttachOptions options);
 
-  // Closes the stream without leaving the job: the rank stays this process's until that ends. See Detach.
+  // Closes the stream without leaving the job: the rank stays this process's until that ends. See
+  // Detach.
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;

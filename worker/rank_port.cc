@@ -318,7 +318,9 @@ bool RankPort::IsReadable(uint32_t unit) {
 
 void RankPort::CompleteStep(const Posted& posted) {
   const JobNumbers& numbers = context_.board().numbers();
-  page_->result_version.fetch_add(1, std::memory_order_acq_rel);
+  // A predecessor may have died while it was odd.
+  const uint64_t odd = page_->result_version.load(std::memory_order_relaxed) | 1;
+  page_->result_version.store(odd, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   page_->result = {.step = numbers.step,
                    .attempt = context_.board().attempt(),
@@ -327,7 +329,7 @@ void RankPort::CompleteStep(const Posted& posted) {
                    .grad_norm = numbers.grad_norm,
                    .norm_valid = numbers.norm_valid,
                    .skipped = numbers.last_skipped};
-  page_->result_version.fetch_add(1, std::memory_order_release);
+  page_->result_version.store(odd + 1, std::memory_order_release);
   Refresh();
   if (context_.memory().config().stage() < 3) {
     context_.counters().step_gather_elements += context_.layout().trainable_elements();
