@@ -1,0 +1,156 @@
+// The step boundary: from the last gradient to the commit.
+#include <cstring>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "base/fault_point.h"
+#include "worker/engine.h"
+#include "worker/merge_records.h"
+#include "worker/step_decision.h"
+
+namespace zeroshard {
+
+bool Engine::AllArrived() const {
+  for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
+    if (context_.board().rank(rank).arrival.load(std::memory_order_acquire) != attempt_)
+      return false;
+  }
+  return true;
+}
+
+bool Engine::AnnounceReady() {
+  WorkerSlot& slot = context_.board().worker(context_.me());
+  if (slot.ready.load() == attempt_ || !AllArrived()) return false;
+  const Tag last = MakeTag(attempt_, context_.board().rank(0).input.micro_steps - 1);
+  const PartitionPlan& plan = context_.memory().plan();
+  const size_t units = context_.layout().units().size();
+  for (uint32_t unit = 0; unit < units; ++unit) {
+    if (!plan.unit(unit).has_optimizer) continue;
+    if (context_.board().merged(context_.me(), unit).tag.load(std::memory_order_acquire) < last)
+      return false;
+  }
+  ExactSum sum;
+  for (uint32_t unit = 0; unit < units; ++unit) {
+    if (!plan.unit(unit).has_optimizer || plan.unit(unit).shard.size() == 0) continue;
+    const MergeRecord& record = context_.board().merged(context_.me(), unit);
+    shard_.AddSquares(unit, PresenceBefore(record, last), sum);
+  }
+  sum.Normalize();
+  static_assert(sizeof(sum) == sizeof(slot.norm));
+  std::memcpy(slot.norm, &sum, sizeof(sum));
+  ZS_FAULT_POINT("worker.step.before_ready");
+  slot.ready.store(attempt_, std::memory_order_release);
+  ZS_FAULT_POINT("worker.step.after_ready");
+  context_.RingAll();
+  return true;
+}
+
+bool Engine::Decide() {
+  const Board& board = context_.board();
+  Decision& decision = board.header().decision;
+  if (decision.attempt.load() == attempt_) return false;
+  ExactSum total;
+  for (uint32_t worker = 0; worker < context_.memory().workers(); ++worker) {
+    if (board.worker(worker).ready.load(std::memory_order_acquire) != attempt_) return false;
+    ExactSum part;
+    std::memcpy(&part, board.worker(worker).norm, sizeof(part));
+    total.Merge(part);
+  }
+  std::vector<const StepInput*> inputs;
+  for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
+    inputs.push_back(&board.rank(rank).input);
+  }
+  const absl::StatusOr<StepVerdict> verdict =
+      DecideStep(context_.memory().config(), inputs, total, board.numbers());
+  if (!verdict.ok()) {
+    context_.Poison(verdict.status());
+    return false;
+  }
+  decision.skip = verdict->skip ? 1 : 0;
+  decision.micro_steps = inputs[0]->micro_steps;
+  decision.grad_scale = verdict->grad_scale;
+  decision.groups = inputs[0]->groups;
+  decision.next = verdict->next;
+  std::memcpy(decision.group, inputs[0]->group, sizeof(decision.group));
+  ZS_FAULT_POINT("worker.step.before_decision");
+  decision.attempt.store(attempt_, std::memory_order_release);
+  ZS_FAULT_POINT("worker.step.after_decision");
+  context_.RingAll();
+  return true;
+}
+
+// The parameter's updates before the step in flight.
+uint64_t Engine::CountBefore(uint32_t parameter) const {
+  const uint64_t word = context_.board().update_count(parameter).load(std::memory_order_acquire);
+  const uint64_t count = word & 0xffffffff;
+  return word >> 32 == (attempt_ & 0xffffffff) && count > 0 ? count - 1 : count;
+}
+
+bool Engine::Apply() {
+  const Board& board = context_.board();
+  const Decision& decision = board.header().decision;
+  std::atomic<uint64_t>& applied = board.worker(context_.me()).applied;
+  if (decision.attempt.load(std::memory_order_acquire) != attempt_ || applied.load() == attempt_) {
+    return false;
+  }
+  if (decision.skip == 0) {
+    std::vector<uint32_t> args_of(context_.layout().parameters().size(), kNotUpdated);
+    std::vector<UpdateArgs> args;
+    std::map<std::pair<uint32_t, uint64_t>, uint32_t> known;  // (group, update) -> index
+    const std::span<const Unit> units = context_.layout().units();
+    for (uint32_t u = 0; u < units.size(); ++u) {
+      if (!context_.memory().plan().unit(u).has_optimizer) continue;
+      const Presence present = PresenceBefore(board.merged(context_.me(), u), MakeTag(attempt_, 0));
+      for (uint32_t position = 0; position < units[u].parameters.size(); ++position) {
+        if (!IsPresent(present, position)) continue;
+        const uint32_t parameter = units[u].parameters[position];
+        const uint32_t group = context_.layout().parameters()[parameter].group;
+        const uint64_t count = CountBefore(parameter) + 1;
+        auto [entry, fresh] = known.try_emplace({group, count}, static_cast<uint32_t>(args.size()));
+        if (fresh) args.push_back(ArgsFor(decision.group[group], count));
+        args_of[parameter] = entry->second;
+      }
+    }
+    ZS_FAULT_POINT("worker.apply.before");
+    shard_.Apply({attempt_, decision.grad_scale, args_of, args});
+  }
+  ZS_FAULT_POINT("worker.apply.before_applied");
+  applied.store(attempt_, std::memory_order_release);
+  ZS_FAULT_POINT("worker.apply.after_applied");
+  context_.RingAll();
+  return true;
+}
+
+bool Engine::Commit() {
+  const Board& board = context_.board();
+  BoardHeader& header = board.header();
+  if (header.decision.attempt.load() != attempt_) return false;
+  for (uint32_t worker = 0; worker < context_.memory().workers(); ++worker) {
+    if (board.worker(worker).applied.load(std::memory_order_acquire) != attempt_) return false;
+  }
+  if (header.decision.skip == 0) {
+    const std::span<const Unit> units = context_.layout().units();
+    for (uint32_t u = 0; u < units.size(); ++u) {
+      if (!context_.memory().plan().unit(u).has_optimizer) continue;
+      const Presence present = PresenceBefore(board.merged(context_.me(), u), MakeTag(attempt_, 0));
+      for (uint32_t position = 0; position < units[u].parameters.size(); ++position) {
+        if (!IsPresent(present, position)) continue;
+        const uint32_t parameter = units[u].parameters[position];
+        board.update_count(parameter).store((attempt_ & 0xffffffff) << 32 |
+                                            (CountBefore(parameter) + 1));
+      }
+    }
+  }
+  const uint64_t spare = (header.commit.load() & 1) ^ 1;
+  header.numbers[spare] = header.decision.next;
+  header.epoch.fetch_add(1);
+  ZS_FAULT_POINT("worker.commit.before");
+  header.commit.store(attempt_ << 1 | spare, std::memory_order_release);
+  ZS_FAULT_POINT("worker.commit.after");
+  header.attempt.store(attempt_ + 1, std::memory_order_release);
+  context_.RingAll();
+  return true;
+}
+
+}  // namespace zeroshard
