@@ -76,9 +76,10 @@ class Daemon:
                 raise ZeroShardError(f"job {job}: rank {rank} disagrees in world size or manifest", "INVALID_ARGUMENT")
             resumed = state.ever_attached >= world_size
             state.attached[rank] = True
+            state.seen.add(rank)
             state.ever_attached += 1
             self.lock.notify_all()
-            self.wait(lambda: len(state.attached) == world_size, f"ranks of job {job} are missing")
+            self.wait(lambda: len(state.seen) == world_size, f"ranks of job {job} are missing")
         return Session(state, rank, resumed)
 
     def wait(self, condition, text):
@@ -132,7 +133,7 @@ class Job:
         self.put_grains = [np.zeros(u["elements"] // GRAIN, bool) for u in self.units]
         self.scaler = scaler
         self.reference = None
-        self.attached, self.ever_attached = {}, 0
+        self.attached, self.seen, self.ever_attached = {}, set(), 0
         self.step_number = 0
         self.user_states = [b""] * world_size
         self.holders = [dict() for _ in self.units]  # rank -> count
