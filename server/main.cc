@@ -1,4 +1,5 @@
 // zeroshardd: the shard server of one node.
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 
 #include <CLI/CLI.hpp>
@@ -43,6 +44,16 @@ absl::StatusOr<UniqueFd> SignalDescriptor() {
   return fd;
 }
 
+// A job holds a descriptor for each region, worker and rank: as many as the system lets this user have.
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) {
+    LogWarn("the limit of open files could not be raised");
+  }
+}
+
 void AddFlags(CLI::App& app, DaemonFlags& flags, bool& check) {
   app.add_option("--config", flags.config_file, "YAML file; see docs/operations.md");
   app.add_flag("--check-config", check, "Check the configuration, print it, and exit");
@@ -82,6 +93,7 @@ int Main(int argc, char** argv) {
   if (absl::Status armed = ArmFaultPointsFromEnv(); !armed.ok()) {
     return Complain(armed, kExitBadConfig);
   }
+  RaiseDescriptorLimit();
   absl::StatusOr<UniqueFd> signals = SignalDescriptor();
   if (!signals.ok()) return Complain(signals.status(), kExitFailed);
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Create(*config);

@@ -221,3 +221,31 @@ def test_wrong_usage_of_the_command_is_told_apart(daemon):
     assert daemon.cli("no-such-command", check=False).returncode == 2
     missing = daemon.cli("job", "nowhere", check=False)
     assert missing.returncode == 1 and "there is no job 'nowhere'" in missing.stderr
+
+
+def test_jobs_that_come_and_go_leave_no_descriptor_behind(daemon, probe):
+    def descriptors():
+        return len(os.listdir(f"/proc/{daemon.process.pid}/fd"))
+
+    def one_job():
+        one = probe(daemon, job="gpt")
+        one.attached()
+        one.ask("detach")
+        one.close()
+        wait_for(lambda: not daemon.json("jobs")["jobs"], "the end of the job")
+
+    one_job()
+    before = wait_for(descriptors, "a count")
+    for _ in range(10):
+        one_job()
+    # Connections close a moment after their peer.
+    wait_for(lambda: descriptors() <= before + 2, f"{before} descriptors")
+    assert list((daemon.run_dir / "jobs").iterdir()) == []
+
+
+def test_a_rank_that_waits_hears_that_the_daemon_ends(start, probe):
+    daemon = start()
+    one = probe(daemon, job="gpt", world_size=2)
+    wait_for(lambda: daemon.json("jobs")["jobs"], "the job")
+    assert daemon.stop() == 0
+    assert "removed" in one.refused("CANCELLED")
