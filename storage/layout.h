@@ -44,12 +44,12 @@ inline constexpr size_t kMaxDimensions = 64;
 
 struct ParameterSpec {
   std::string name;
-  std::vector<std::string> aliases;
-  std::vector<uint64_t> shape;  // {} is a scalar; a 0 makes an empty parameter
+  std::vector<std::string> aliases = {};
+  std::vector<uint64_t> shape = {};  // {} is a scalar; a 0 makes an empty parameter
   DType dtype = DType::kFloat32;
   bool trainable = true;
   uint32_t group = 0;
-  std::string module;
+  std::string module = {};
 };
 
 // Where one parameter lies.
