@@ -2,6 +2,7 @@
 
 import importlib.machinery
 import importlib.util
+import socket
 import subprocess
 import sys
 import tempfile
@@ -53,13 +54,15 @@ class Daemon:
         self._wait_until_up()
 
     def _wait_until_up(self):
-        from pathlib import Path
-
         end = time.monotonic() + 20
-        while not Path(self.socket).exists():
+        while not self._answers():
             if self.process.poll() is not None or time.monotonic() > end:
                 raise RuntimeError(f"zeroshardd did not start:\n{self.log.read_text()}")
             time.sleep(0.01)
+
+    def _answers(self):
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(self.socket) == 0
 
     def native(self):
         return load_native(self.binaries)

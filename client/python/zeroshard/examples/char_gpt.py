@@ -151,14 +151,14 @@ def parse_arguments():
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--recompute", action="store_true", help="activation checkpointing of every block")
     parser.add_argument("--plain", action="store_true", help="train with PyTorch alone")
     parser.add_argument("--config", help="a ds_config.json instead of the built-in one")
     parser.add_argument("--job", default="quickstart")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", help="write the summary to this file, too")
-    parser.add_argument("--sample", type=int, default=300, help="characters of sample text")
+    parser.add_argument("--sample", type=int, default=200, help="characters of sample text")
     return parser.parse_args()
 
 
