@@ -253,6 +253,7 @@ absl::Status RankPort::CheckQueued(const Request& request) const {
 bool RankPort::Poll() {
   bool progress = PollHello();
   if (hello_.has_value()) return progress;
+  Refresh();
   while (PostQueued()) progress = true;
   while (PostPut()) progress = true;
   auto complete = [&](const Posted& posted) {

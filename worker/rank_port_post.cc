@@ -92,9 +92,11 @@ void RankPort::PostOrder(uint64_t id, const trainer::v1::Gather& gather) {
   const uint64_t attempt = context_.board().attempt();
   const uint64_t start = rank.order_start.load(std::memory_order_acquire);
   const uint64_t end = rank.order_end.load(std::memory_order_acquire);
+  // Sent again after its worker died, and a later one stands in the order already.
+  if (start >> 24 > (id & 0xffffffffff)) return;
   uint64_t index = end >> 32 == (attempt & 0xffffffff) ? end & 0xffffffff : 0;
   if (start >> 24 == (id & 0xffffffffff) && start != 0) {
-    index = start & 0xffffff;  // sent again after its worker died
+    index = start & 0xffffff;  // sent again; its predecessor may have died in the middle of this
   } else {
     rank.order_start.store(id << 24 | (index & 0xffffff), std::memory_order_release);
   }
