@@ -85,23 +85,18 @@ class AdminService final : public Admin::Service {
 
 grpc::Status AdminService::GetStatus(grpc::ServerContext*, const GetStatusRequest*,
                                      GetStatusReply* reply) {
-  return Decided(
-      [this]() -> absl::StatusOr<GetStatusReply> {
-        const DaemonConfig& config = *context_.config;
-        GetStatusReply status;
-        status.set_version(kVersion);
-        status.set_uptime_seconds(static_cast<uint64_t>(
-            absl::ToInt64Seconds(context_.loop->Now() - context_.started_at)));
-        status.set_pid(static_cast<uint32_t>(getpid()));
-        for (const std::string& device : config.devices) status.add_devices(device);
-        status.set_state_directory(config.state_dir);
-        status.set_checkpoint_directory(config.checkpoint_dir);
-        status.set_export_directory(config.export_dir);
-        status.set_metrics_address(context_.metrics_address);
-        status.set_jobs(static_cast<uint32_t>(context_.table->Summaries().size()));
-        return status;
-      },
-      reply);
+  const DaemonConfig& config = *context_.config;
+  reply->set_version(kVersion);
+  reply->set_uptime_seconds(
+      static_cast<uint64_t>(absl::ToInt64Seconds(context_.loop->Now() - context_.started_at)));
+  reply->set_pid(static_cast<uint32_t>(getpid()));
+  for (const std::string& device : config.devices) reply->add_devices(device);
+  reply->set_state_directory(config.state_dir);
+  reply->set_checkpoint_directory(config.checkpoint_dir);
+  reply->set_export_directory(config.export_dir);
+  reply->set_metrics_address(context_.metrics_address);
+  reply->set_jobs(context_.table->count());
+  return grpc::Status::OK;
 }
 
 grpc::Status AdminService::ListJobs(grpc::ServerContext*, const ListJobsRequest*,

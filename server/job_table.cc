@@ -31,6 +31,7 @@ void JobTable::Attach(const std::string& name, AttachCall call) {
     it = jobs_.emplace(name, std::make_unique<JobHost>(environment, name, call.spec, call.plan))
              .first;
   }
+  count_.store(static_cast<uint32_t>(jobs_.size()), std::memory_order_relaxed);
   it->second->Attach(std::move(call));
   SweepLater();
 }
@@ -89,6 +90,7 @@ void JobTable::SweepLater() {
   environment_.loop->Post([this] {
     sweeping_ = false;
     std::erase_if(jobs_, [](const auto& entry) { return entry.second->ended(); });
+    count_.store(static_cast<uint32_t>(jobs_.size()), std::memory_order_relaxed);
     if (all_gone_ && jobs_.empty() && retired_.empty()) std::exchange(all_gone_, nullptr)();
   });
 }

@@ -1,11 +1,12 @@
 // JobTable: the jobs of this daemon by name, and what they share.
 //
-// Lives on the decision thread; every method is called there. Jobs are dropped as soon as they end.
+// Lives on the decision thread; every method but count() is called there. Jobs are dropped as soon as they end.
 // A worker that was told to stop is given kStopGrace, then killed.
 
 #ifndef ZEROSHARD_SERVER_JOB_TABLE_H_
 #define ZEROSHARD_SERVER_JOB_TABLE_H_
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -38,6 +39,8 @@ class JobTable {
   void Shutdown(std::function<void()> done);
 
   std::vector<admin::v1::JobSummary> Summaries() const;
+  // How many jobs there are; any thread, so that asking how the daemon does costs it nothing.
+  uint32_t count() const { return count_.load(std::memory_order_relaxed); }
   // What jobs other than `except` hold.
   MemoryInUse InUse(const std::string& except) const;
 
@@ -57,6 +60,7 @@ class JobTable {
   std::map<int, std::shared_ptr<WorkerProcess>> retired_;  // by pidfd
   std::function<void()> all_gone_;
   bool sweeping_ = false;
+  std::atomic<uint32_t> count_{0};
 };
 
 }  // namespace zeroshard
