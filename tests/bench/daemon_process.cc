@@ -24,7 +24,8 @@ constexpr absl::Duration kStartInterval = absl::Milliseconds(50);
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<DaemonProcess>> DaemonProcess::Start(
-    const std::string& program, const std::vector<std::string>& devices) {
+    const std::string& program, const std::vector<std::string>& devices,
+    const std::string& metrics_address) {
   char folder[] = "/tmp/zs-bench-XXXXXX";
   if (mkdtemp(folder) == nullptr) return ErrnoError(errno, "mkdtemp", folder);
   std::unique_ptr<DaemonProcess> daemon(new DaemonProcess(folder));
@@ -33,16 +34,16 @@ absl::StatusOr<std::unique_ptr<DaemonProcess>> DaemonProcess::Start(
   if (failed) return absl::NotFoundError(absl::StrCat(program, ": ", failed.message()));
   // <tree>/tests/bench/NAME
   const std::string tree = self.parent_path().parent_path().parent_path().string();
-  ZS_RETURN_IF_ERROR(daemon->Spawn(tree, devices));
+  ZS_RETURN_IF_ERROR(daemon->Spawn(tree, devices, metrics_address));
   ZS_RETURN_IF_ERROR(daemon->AwaitSocket());
   return daemon;
 }
 
-absl::Status DaemonProcess::Spawn(const std::string& tree,
-                                  const std::vector<std::string>& devices) {
+absl::Status DaemonProcess::Spawn(const std::string& tree, const std::vector<std::string>& devices,
+                                  const std::string& metrics_address) {
   std::vector<std::string> arguments = {tree + "/server/zeroshardd",
                                         "--worker-binary=" + tree + "/worker/zeroshard-worker",
-                                        "--metrics-address=off", "--log-level=warn"};
+                                        "--metrics-address=" + metrics_address, "--log-level=warn"};
   for (const char* directory : {"run", "state", "checkpoint", "export"}) {
     const std::string path = absl::StrCat(folder_, "/", directory);
     std::error_code failed;

@@ -17,9 +17,10 @@ class DaemonProcess {
  public:
   // `program` is the caller's argv[0]: the daemon is found in the same build tree. One worker a job
   // for each device ("cpu:0"). Returns once the daemon listens. Must be called before this process
-  // has threads.
+  // has threads. `metrics_address`: as in the daemon's configuration.
   static absl::StatusOr<std::unique_ptr<DaemonProcess>> Start(
-      const std::string& program, const std::vector<std::string>& devices);
+      const std::string& program, const std::vector<std::string>& devices,
+      const std::string& metrics_address = "off");
   // Ends the daemon with all its jobs and removes its folder.
   ~DaemonProcess();
   DaemonProcess(const DaemonProcess&) = delete;
@@ -30,7 +31,8 @@ class DaemonProcess {
 
  private:
   explicit DaemonProcess(std::string folder) : folder_(std::move(folder)) {}
-  absl::Status Spawn(const std::string& tree, const std::vector<std::string>& devices);
+  absl::Status Spawn(const std::string& tree, const std::vector<std::string>& devices,
+                     const std::string& metrics_address);
   absl::Status AwaitSocket();
 
   const std::string folder_;

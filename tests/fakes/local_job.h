@@ -45,6 +45,7 @@ class LocalJob {
 
   const Layout& layout() const { return *layout_; }
   Engine& engine(uint32_t worker) { return *workers_[worker].engine; }
+  JobMemory& memory(uint32_t worker) { return *workers_[worker].memory; }
   ManualClock& clock() { return clock_; }
   uint32_t ranks() const { return options_.config.world_size(); }
 
