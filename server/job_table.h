@@ -1,7 +1,7 @@
 // JobTable: the jobs of this daemon by name, and what they share.
 //
-// Lives on the decision thread; every method but count() is called there. Jobs are dropped as soon as they end.
-// A worker that was told to stop is given kStopGrace, then killed.
+// Lives on the decision thread; every method but count() is called there. Jobs are dropped as soon
+// as they end. A worker that was told to stop is given kStopGrace, then killed.
 
 #ifndef ZEROSHARD_SERVER_JOB_TABLE_H_
 #define ZEROSHARD_SERVER_JOB_TABLE_H_

@@ -44,7 +44,8 @@ absl::StatusOr<UniqueFd> SignalDescriptor() {
   return fd;
 }
 
-// A job holds a descriptor for each region, worker and rank: as many as the system lets this user have.
+// A job holds a descriptor for each region, worker and rank: as many as the system lets this user
+// have.
 void RaiseDescriptorLimit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
