@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
 #include "base/fd_passing.h"
 #include "base/status.h"
 #include "client/completions.h"
@@ -116,6 +117,7 @@ absl::StatusOr<Attachment> AttachRank(const DaemonClient& daemon, const AttachOp
                      absl::Hex(reply.layout_fingerprint()), " and ",
                      absl::Hex(layout.fingerprint()), "): do they have the same version?"));
   }
+  ZS_FAULT_POINT("client.attach.before_map");
   ZS_ASSIGN_OR_RETURN(std::vector<UniqueFd> fds, ReceiveDescriptors(reply));
   Attachment attachment{.reply = std::move(reply),
                         .layout = std::move(layout),

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "base/fault_point.h"
 #include "base/status.h"
 
 namespace zeroshard {
@@ -74,6 +75,7 @@ absl::StatusOr<uint64_t> RequestChannel::Submit(SessionRequest request, const Pr
     }));
   }
   if (!sent.ok()) return sent.status();
+  ZS_FAULT_POINT("client.request.sent");
   return **sent;
 }
 

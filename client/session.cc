@@ -6,6 +6,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "base/fault_point.h"
 #include "base/status.h"
 #include "client/attach.h"
 #include "client/fork_guard.h"
@@ -132,8 +133,10 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Attach(AttachOptions options) 
   std::function<bool()> interrupted = options.interrupted;
   DaemonClient daemon(options.socket, interrupted);
   ZS_ASSIGN_OR_RETURN(Attachment attachment, AttachRank(daemon, options));
+  ZS_FAULT_POINT("client.attach.before_hello");
   auto impl = std::make_unique<Impl>(std::move(options), std::move(daemon), std::move(attachment));
   ZS_RETURN_IF_ERROR(impl->Open(std::move(interrupted)));
+  ZS_FAULT_POINT("client.attach.after_hello");
   return std::unique_ptr<Session>(new Session(std::move(impl)));
 }
 
@@ -188,6 +191,7 @@ absl::StatusOr<uint64_t> Session::AcquireSlot(uint64_t bytes, absl::Duration tim
     offset = impl_->slots.Acquire(bytes);
     return offset.has_value();
   };
+  ZS_FAULT_POINT("client.slot.before");
   if (try_acquire()) return *offset;
   if (bytes > capacity) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -212,6 +216,7 @@ absl::Status Session::AbandonSlot(uint64_t offset) {
 
 absl::StatusOr<RequestId> Session::Put(const PutRequest& request) {
   ZS_RETURN_IF_ERROR(impl_->CheckHere());
+  ZS_FAULT_POINT("client.put.before");
   ZS_RETURN_IF_ERROR(impl_->CheckUnit(request.unit));
   const Unit& unit = layout().units()[request.unit];
   const uint64_t left = unit.elements() - std::min(request.element_offset, unit.elements());
@@ -234,6 +239,7 @@ absl::StatusOr<RequestId> Session::Put(const PutRequest& request) {
 
 absl::StatusOr<RequestId> Session::Gather(std::span<const uint32_t> units, GatherOptions options) {
   ZS_RETURN_IF_ERROR(impl_->CheckHere());
+  ZS_FAULT_POINT("client.gather.before");
   SessionRequest message;
   ZS_RETURN_IF_ERROR(impl_->SetUnits(units, message.mutable_gather()->mutable_units()));
   message.mutable_gather()->set_alone(options.alone);
@@ -243,6 +249,7 @@ absl::StatusOr<RequestId> Session::Gather(std::span<const uint32_t> units, Gathe
 
 absl::StatusOr<RequestId> Session::Release(std::span<const uint32_t> units) {
   ZS_RETURN_IF_ERROR(impl_->CheckHere());
+  ZS_FAULT_POINT("client.release.before");
   SessionRequest message;
   ZS_RETURN_IF_ERROR(impl_->SetUnits(units, message.mutable_release()->mutable_units()));
   return impl_->channel->Submit(std::move(message));
@@ -250,6 +257,7 @@ absl::StatusOr<RequestId> Session::Release(std::span<const uint32_t> units) {
 
 absl::StatusOr<RequestId> Session::Scatter(const ScatterRequest& request) {
   ZS_RETURN_IF_ERROR(impl_->CheckHere());
+  ZS_FAULT_POINT("client.scatter.before");
   ZS_RETURN_IF_ERROR(impl_->CheckUnit(request.unit));
   const Unit& unit = layout().units()[request.unit];
   const size_t bitmap_bytes = (unit.parameters.size() + 7) / 8;
@@ -269,6 +277,7 @@ absl::StatusOr<RequestId> Session::Scatter(const ScatterRequest& request) {
 
 absl::StatusOr<RequestId> Session::MicroEnd(uint32_t micro_step) {
   ZS_RETURN_IF_ERROR(impl_->CheckHere());
+  ZS_FAULT_POINT("client.micro_end.before");
   SessionRequest message;
   message.mutable_micro_end()->set_micro_step(micro_step);
   return impl_->channel->Submit(std::move(message));
@@ -276,6 +285,7 @@ absl::StatusOr<RequestId> Session::MicroEnd(uint32_t micro_step) {
 
 absl::StatusOr<RequestId> Session::Step(const StepRequest& request) {
   ZS_RETURN_IF_ERROR(impl_->CheckHere());
+  ZS_FAULT_POINT("client.step.before");
   if (request.user_state.size() > config().user_state_bytes()) {
     return absl::InvalidArgumentError(
         absl::StrCat("user_state has ", request.user_state.size(), " bytes, this job has room for ",
@@ -301,7 +311,10 @@ absl::Status Session::Wait(RequestId id) { return Wait(id, impl_->channel->timeo
 
 absl::Status Session::Wait(RequestId id, absl::Duration timeout) {
   ZS_RETURN_IF_ERROR(impl_->CheckHere());
-  return impl_->channel->Wait(id, timeout);
+  ZS_FAULT_POINT("client.wait.before");
+  absl::Status outcome = impl_->channel->Wait(id, timeout);
+  ZS_FAULT_POINT("client.wait.after");
+  return outcome;
 }
 
 bool Session::Done(RequestId id) const {
@@ -317,6 +330,7 @@ void Session::OnComplete(RequestId id, std::function<void(absl::Status)> callbac
 
 absl::StatusOr<SaveResult> Session::Save(const std::string& name, bool exclude_frozen) {
   ZS_RETURN_IF_ERROR(impl_->CheckHere());
+  ZS_FAULT_POINT("client.save.before");
   trainer::v1::SaveRequest request;
   request.set_job(impl_->job);
   request.set_token(impl_->attachment.reply.token());
@@ -339,6 +353,7 @@ absl::StatusOr<RestoreResult> Session::Restore(const std::string& name, bool par
 
 absl::StatusOr<ExportResult> Session::Export(const std::string& name, bool overwrite) {
   ZS_RETURN_IF_ERROR(impl_->CheckHere());
+  ZS_FAULT_POINT("client.export.before");
   trainer::v1::ExportRequest request;
   request.set_job(impl_->job);
   request.set_token(impl_->attachment.reply.token());
@@ -350,12 +365,14 @@ absl::StatusOr<ExportResult> Session::Export(const std::string& name, bool overw
 
 absl::Status Session::Detach(JobState job_state) {
   ZS_RETURN_IF_ERROR(impl_->CheckHere());
+  ZS_FAULT_POINT("client.detach.before");
   trainer::v1::DetachRequest request;
   request.set_job(impl_->job);
   request.set_rank(impl_->rank);
   request.set_token(impl_->attachment.reply.token());
   request.set_keep(job_state == JobState::kKeep);
   absl::Status status = impl_->daemon.Detach(request, kDetachTimeout).status();
+  ZS_FAULT_POINT("client.detach.after");
   if (status.ok()) {
     impl_->channel->Close(absl::FailedPreconditionError("this rank has left the job"));
   }

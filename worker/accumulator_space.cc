@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/fault_point.h"
 #include "worker/shard.h"
 
 namespace zeroshard {
@@ -137,6 +138,7 @@ Presence AccumulatorSpace::Accumulate(const AccumulateJob& job, ThreadPool& pool
   RunProtected(
       pass, chunks, parallel_for, [&](uint32_t chunk) { return UndoOf(chunk); },
       [&](uint32_t chunk, uint64_t begin, uint64_t end) {
+        ZS_FAULT_POINT("worker.merge.group");
         const uint64_t base = plan_->chunks()[chunk].begin;
         reduce(base + begin, base + end);
       });

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "worker/bridge_frames.h"
@@ -172,6 +173,7 @@ bool Bridge::SendPartial(uint32_t peer, uint32_t unit) {
     if (!inputs.back().has_value()) return false;
   }
   sent = tag;
+  ZS_FAULT_POINT("worker.bridge.partial");
   Frame frame = MakeFrame(BridgeFrame::kPartial, unit, tag);
   frame.payload = EncodePartials(unit, peer, inputs);
   Post(peer, std::move(frame));
@@ -293,6 +295,7 @@ void Bridge::SendShard(uint32_t peer, uint32_t unit, uint64_t epoch) {
   const uint64_t element_bytes = SizeOf(context_.layout().units()[unit].dtype);
   const std::byte* data =
       context_.memory().parameters_at_rest(unit) + shard.first_element() * element_bytes;
+  ZS_FAULT_POINT("worker.bridge.shard");
   Frame frame = MakeFrame(BridgeFrame::kShard, unit, 0, epoch);
   frame.payload.assign(data, data + shard.elements() * element_bytes);
   Post(peer, std::move(frame));

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
 #include "base/log.h"
 #include "worker/bridge.h"
 #include "worker/bridge_frames.h"
@@ -13,6 +14,7 @@ void Bridge::OnFrame(uint32_t peer, const Frame& frame) {
   const size_t units = context_.layout().units().size();
   const uint32_t ranks = context_.memory().ranks();
   const Board& board = context_.board();
+  ZS_FAULT_POINT("worker.bridge.frame");
   switch (static_cast<BridgeFrame>(frame.kind)) {
     case BridgeFrame::kOrder:
     case BridgeFrame::kArrival:
@@ -166,6 +168,7 @@ void Bridge::OnDecision(const Frame& frame) {
     return;
   }
   std::memcpy(bytes, frame.payload.data(), size);
+  ZS_FAULT_POINT("worker.bridge.before_decision");
   decision.attempt.store(frame.tag, std::memory_order_release);
 }
 

@@ -142,6 +142,7 @@ bool Engine::Commit() {
       }
     }
   }
+  ZS_FAULT_POINT("worker.commit.before_numbers");
   const uint64_t spare = (header.commit.load() & 1) ^ 1;
   header.numbers[spare] = header.decision.next;
   header.epoch.fetch_add(1);

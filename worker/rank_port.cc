@@ -48,6 +48,7 @@ void RankPort::TakeBackMicroEnd() {
     }
   }
   if (slot().micro_end.load() >= earliest) slot().micro_end.store(earliest - 1);
+  ZS_FAULT_POINT("worker.hello.micro_end_back");
   RaiseFence();
 }
 
@@ -59,6 +60,7 @@ void RankPort::TakeBackContributions() {
     if (AttemptOf(tag) != attempt || context_.IsConsumed(rank_, unit, tag)) continue;
     // Back to the micro-step before, which every worker has summed.
     contribution.tag.store(MicroStepOf(tag) > 0 ? tag - 1 : 0, std::memory_order_release);
+    ZS_FAULT_POINT("worker.hello.contribution_back");
   }
   RaiseFence();
 }
@@ -75,6 +77,7 @@ void RankPort::FinishTakeover() {
   rank.arrival_request = 0;
   page_->poisoned.store(0, std::memory_order_release);
   page_->generation.store(hello_->generation(), std::memory_order_release);
+  ZS_FAULT_POINT("worker.hello.before_attached");
   rank.attached.store(hello_->generation(), std::memory_order_release);
 }
 
@@ -135,6 +138,7 @@ void RankPort::ReplyHello() {
     }
   }
   reply.set_initialized(initialized);
+  ZS_FAULT_POINT("worker.hello.before_reply");
   context_.output().ToRank(rank_, reply);
 }
 
@@ -323,6 +327,7 @@ void RankPort::CompleteStep(const Posted& posted) {
   const uint64_t odd = page_->result_version.load(std::memory_order_relaxed) | 1;
   page_->result_version.store(odd, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
+  ZS_FAULT_POINT("worker.step.before_result");
   page_->result = {.step = numbers.step,
                    .attempt = context_.board().attempt(),
                    .updates = numbers.updates,

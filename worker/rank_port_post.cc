@@ -105,6 +105,7 @@ void RankPort::PostOrder(uint64_t id, const trainer::v1::Gather& gather) {
     context_.CompareOrder(rank_, attempt, index, unit);
     ++index;
   }
+  ZS_FAULT_POINT("worker.gather.before_order");
   rank.order_end.store(attempt << 32 | (index & 0xffffffff), std::memory_order_release);
 }
 
@@ -143,6 +144,7 @@ bool RankPort::PostPut() {
   rank.put_offset = put.element_offset();
   rank.put_elements = put.elements();
   rank.put_window_offset = put.window_offset();
+  ZS_FAULT_POINT("worker.put.before_post");
   rank.put_tag.store(tag, std::memory_order_release);
   posted_.push_back({.id = puts_.front().id(),
                      .kind = Posted::Kind::kPut,
@@ -179,6 +181,7 @@ bool RankPort::PostQueued() {
     FailRequest(request.id(), status);
   }
   queue_.pop_front();
+  ZS_FAULT_POINT("worker.request.before_posted");
   if (!again) slot().posted.store(request.id(), std::memory_order_release);
   return true;
 }

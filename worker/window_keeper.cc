@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
 #include "base/log.h"
 #include "base/shared_memory.h"
 
@@ -19,6 +20,7 @@ bool WindowKeeper::Fill(uint32_t unit, const Shard& shard) {
   uint64_t before = fill.load();
   if (before == epoch) return false;
   shard.FillWindow(unit);
+  ZS_FAULT_POINT("worker.window.before_filled");
   context_.counters().copied_bytes += context_.memory().plan().unit(unit).shard.elements() *
                                       SizeOf(context_.layout().units()[unit].dtype);
   // Fails only if the unit was evicted meanwhile, which takes a rank that died waiting for it.
@@ -83,6 +85,7 @@ void WindowKeeper::PunchUnit(uint32_t unit) {
     context_.board().fill(worker, unit).store(0);
   }
   context_.board().wanted(unit).store(0);
+  ZS_FAULT_POINT("worker.window.before_punch");
   const Unit& layout_unit = context_.layout().units()[unit];
   // Units start at page boundaries, so the last page is this unit's alone.
   const uint64_t bytes =
