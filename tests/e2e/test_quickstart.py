@@ -1,4 +1,5 @@
-"""deploy/quickstart, run as a user runs it; the build is taken from $ZEROSHARD_BIN_DIR (default: bazel-bin)."""
+"""deploy/quickstart, run as a user runs it; the build is taken from $ZEROSHARD_BIN_DIR (default:
+bazel-bin)."""
 
 import json
 import os
@@ -11,17 +12,33 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARIES = pathlib.Path(os.environ.get("ZEROSHARD_BIN_DIR", ROOT / "bazel-bin"))
 
 pytestmark = pytest.mark.skipif(
-    not (BINARIES / "worker/zeroshard-worker").exists(), reason="the daemon is not built; tests/run e2e builds it"
+    not (BINARIES / "worker/zeroshard-worker").exists(),
+    reason="the daemon is not built; tests/run e2e builds it",
 )
 
-SMALL = ["--width", "64", "--layers", "2", "--context", "64", "--micro-batch", "4", "--sample", "40"]
+SMALL = [
+    "--width",
+    "64",
+    "--layers",
+    "2",
+    "--context",
+    "64",
+    "--micro-batch",
+    "4",
+    "--sample",
+    "40",
+]
 
 
 def run(out, *options, expect=0):
     environment = {**os.environ, "ZEROSHARD_BIN_DIR": str(BINARIES)}
     done = subprocess.run(
-        [str(ROOT / "deploy/quickstart"), "--out", str(out), *SMALL, *options], env=environment, timeout=240,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        [str(ROOT / "deploy/quickstart"), "--out", str(out), *SMALL, *options],
+        env=environment,
+        timeout=240,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     assert done.returncode == expect, done.stdout
     return done.stdout
@@ -33,8 +50,19 @@ def summary(out):
 
 @pytest.mark.parametrize("stage,ranks,workers", [(1, 2, 2), (2, 3, 1), (3, 2, 3)])
 def test_trains_and_reports(tmp_path, stage, ranks, workers):
-    output = run(tmp_path, "--stage", str(stage), "--ranks", str(ranks), "--workers", str(workers), "--steps", "25",
-                 "--json", str(tmp_path / "other.json"))
+    output = run(
+        tmp_path,
+        "--stage",
+        str(stage),
+        "--ranks",
+        str(ranks),
+        "--workers",
+        str(workers),
+        "--steps",
+        "25",
+        "--json",
+        str(tmp_path / "other.json"),
+    )
     found = summary(tmp_path)
     assert found == json.loads((tmp_path / "other.json").read_text())
     assert found["stage"] == stage and found["ranks"] == ranks and len(found["losses"]) == 25
@@ -51,7 +79,11 @@ def check_ledger(found, workers):
     size = found["parameters"]
     per_parameter = {"parameters": 2, "gradients": 4, "master": 4, "exp_avg": 4, "exp_avg_sq": 4}
     for state, factor in per_parameter.items():
-        lines = [line for line in found["ledger"] if line["state"] == state and line["holder"].startswith("worker")]
+        lines = [
+            line
+            for line in found["ledger"]
+            if line["state"] == state and line["holder"].startswith("worker")
+        ]
         if state != "parameters" or found["stage"] == 3:
             assert sum(line["bytes"] for line in lines) == factor * size, state
             assert len(lines) == workers
@@ -73,7 +105,10 @@ def test_recomputation_does_not_change_the_curve(tmp_path):
     run(tmp_path / "a", "--steps", "6", "--dtype", "fp32")
     run(tmp_path / "b", "--steps", "6", "--dtype", "fp32", "--recompute", "--accumulation", "1")
     assert summary(tmp_path / "a")["losses"] == summary(tmp_path / "b")["losses"]
-    assert summary(tmp_path / "b")["memory"]["activations"] < summary(tmp_path / "a")["memory"]["activations"]
+    assert (
+        summary(tmp_path / "b")["memory"]["activations"]
+        < summary(tmp_path / "a")["memory"]["activations"]
+    )
 
 
 def test_bad_options_say_what_is_expected(tmp_path):

@@ -1,7 +1,7 @@
 """Fixtures: a daemon for the ranks of a test to talk to, once as a stand-in and once for real.
 
-The real one is started from $ZEROSHARD_BIN_DIR (default: bazel-bin of this tree); tests that need it are skipped, and
-counted, where it was not built.
+The real one is started from $ZEROSHARD_BIN_DIR (default: bazel-bin of this tree); tests that need
+it are skipped, and counted, where it was not built.
 """
 
 import os
@@ -23,7 +23,8 @@ torch.set_num_threads(1)
 
 
 class Ranks:
-    """Runs a function as the ranks of a job, one thread each; raises what the first failing rank raised."""
+    """Runs a function as the ranks of a job, one thread each; raises what the first failing rank
+    raised."""
 
     def __init__(self, socket=None):
         self.socket = socket
@@ -50,7 +51,9 @@ class Ranks:
             assert not thread.is_alive(), "a rank hangs"
         self.errors = errors
         # The error of the rank that failed first tells more than that of those it left alone.
-        for error in sorted((e for e in errors if e), key=lambda e: getattr(e, "code", "") == "DEADLINE_EXCEEDED"):
+        for error in sorted(
+            (e for e in errors if e), key=lambda e: getattr(e, "code", "") == "DEADLINE_EXCEEDED"
+        ):
             raise error
         return results
 

@@ -1,8 +1,8 @@
 """A stand-in for zeroshard._native: one daemon in this process, its ranks are threads.
 
-Same API, same layout rules, numerics by reference.py. Hard on its callers: what is not gathered reads as NaN, gathers
-are checked for equal order, a gradient slot is overwritten with NaN once its request has completed, and a rank that
-does not come ends in an error on all ranks.
+Same API, same layout rules, numerics by reference.py. Hard on its callers: what is not gathered
+reads as NaN, gathers are checked for equal order, a gradient slot is overwritten with NaN once its
+request has completed, and a rank that does not come ends in an error on all ranks.
 """
 
 import copy
@@ -28,7 +28,12 @@ def layout(parameters):
     for i, p in enumerate(parameters):
         key = (p["module"], p["dtype"], p["trainable"])
         if key not in of_module:
-            of_module[key] = {"dtype": p["dtype"], "trainable": p["trainable"], "parameters": [], "n": 0}
+            of_module[key] = {
+                "dtype": p["dtype"],
+                "trainable": p["trainable"],
+                "parameters": [],
+                "n": 0,
+            }
             parts.append(of_module[key])
         of_module[key]["parameters"].append(i)
         of_module[key]["n"] += counts[i]
@@ -66,14 +71,31 @@ class Daemon:
         self.checkpoints = {}
         self.lock = threading.Condition()
 
-    def attach(self, socket, job, rank, world_size, local_ranks, parameters, groups, ds_config, overrides,
-               timeout_ms=0, forward_only=False):
+    def attach(
+        self,
+        socket,
+        job,
+        rank,
+        world_size,
+        local_ranks,
+        parameters,
+        groups,
+        ds_config,
+        overrides,
+        timeout_ms=0,
+        forward_only=False,
+    ):
         with self.lock:
             if job not in self.jobs:
-                self.jobs[job] = Job(self, job, world_size, parameters, groups, ds_config, overrides, forward_only)
+                self.jobs[job] = Job(
+                    self, job, world_size, parameters, groups, ds_config, overrides, forward_only
+                )
             state = self.jobs[job]
             if state.world_size != world_size or state.parameters != parameters:
-                raise ZeroShardError(f"job {job}: rank {rank} disagrees in world size or manifest", "INVALID_ARGUMENT")
+                raise ZeroShardError(
+                    f"job {job}: rank {rank} disagrees in world size or manifest",
+                    "INVALID_ARGUMENT",
+                )
             resumed = state.ever_attached >= world_size
             state.attached[rank] = True
             state.seen.add(rank)
@@ -103,32 +125,53 @@ def _resolve(text, overrides, world_size, forward_only):
     if kind == "adam" and optimizer.get("params", {}).get("adam_w_mode", True):
         kind = "adamw"
     accumulation = values.get("gradient_accumulation_steps") or 1
-    micro = values.get("train_micro_batch_size_per_gpu") or (values.get("train_batch_size", world_size) // accumulation // world_size)
+    micro = values.get("train_micro_batch_size_per_gpu") or (
+        values.get("train_batch_size", world_size) // accumulation // world_size
+    )
     dynamic = bool(fp16.get("enabled")) and not fp16.get("loss_scale", 0)
     config = {
-        "stage": zero.get("stage", 0), "optimizer": kind, "accumulation_steps": accumulation,
-        "micro_batch_size": micro, "train_batch_size": micro * accumulation * world_size, "world_size": world_size,
+        "stage": zero.get("stage", 0),
+        "optimizer": kind,
+        "accumulation_steps": accumulation,
+        "micro_batch_size": micro,
+        "train_batch_size": micro * accumulation * world_size,
+        "world_size": world_size,
         "prefetch_elements": zero.get("stage3_prefetch_bucket_size", 50_000_000),
         "persistence_threshold": zero.get("stage3_param_persistence_threshold", 100_000),
         "max_live_elements": zero.get("stage3_max_live_parameters", 1_000_000_000),
-        "gradient_clipping": values.get("gradient_clipping", 1.0), "forward_only": forward_only,
+        "gradient_clipping": values.get("gradient_clipping", 1.0),
+        "forward_only": forward_only,
     }
     scaler = LossScaler(1.0, dynamic=False)
     if fp16.get("enabled"):
         initial = 2.0 ** fp16.get("initial_scale_power", 16) if dynamic else fp16["loss_scale"]
-        scaler = LossScaler(initial, fp16.get("loss_scale_window", 1000), fp16.get("hysteresis", 2),
-                            fp16.get("min_loss_scale", 1), fp16.get("consecutive_hysteresis", False), dynamic)
+        scaler = LossScaler(
+            initial,
+            fp16.get("loss_scale_window", 1000),
+            fp16.get("hysteresis", 2),
+            fp16.get("min_loss_scale", 1),
+            fp16.get("consecutive_hysteresis", False),
+            dynamic,
+        )
     return values, config, scaler
 
 
 class Job:
-    def __init__(self, daemon, name, world_size, parameters, groups, ds_config, overrides, forward_only):
-        self.daemon, self.name, self.world_size, self.parameters = daemon, name, world_size, parameters
+    def __init__(
+        self, daemon, name, world_size, parameters, groups, ds_config, overrides, forward_only
+    ):
+        self.daemon, self.name, self.world_size, self.parameters = (
+            daemon,
+            name,
+            world_size,
+            parameters,
+        )
         self.values, self.config, scaler = _resolve(ds_config, overrides, world_size, forward_only)
         self.units, self.places, self.window_bytes = layout(parameters)
         self.group = self.values.get("zeroshard", {}).get("reduction_group", 0)
         self.groups = groups
-        self.sessions = {}  # by rank; each has a parameter window of its own, so that no rank reads what another holds
+        # By rank. Each has a parameter window of its own, so that no rank reads what another holds.
+        self.sessions = {}
         self.shards = [np.zeros(u["elements"], stored_type(u["dtype"])) for u in self.units]
         self.put_grains = [np.zeros(u["elements"] // GRAIN, bool) for u in self.units]
         self.scaler = scaler
@@ -161,7 +204,9 @@ class Job:
 
     def put(self, unit, begin, elements, data):
         grains = slice(begin // GRAIN, -(-(begin + elements) // GRAIN))
-        self.shards[unit][begin : begin + elements] = np.frombuffer(data, self.shards[unit].dtype, elements)
+        self.shards[unit][begin : begin + elements] = np.frombuffer(
+            data, self.shards[unit].dtype, elements
+        )
         self.put_grains[unit][grains] = True
         self.show_to_holders(unit)
         if self.reference is not None:
@@ -182,16 +227,28 @@ class Job:
     def _adopt(self, unit):
         for i in self.units[unit]["parameters"]:
             master, value = self.reference.master[i], self._value(i)
-            rounded = decode(encode(master, self.parameters[i]["dtype"]), self.parameters[i]["dtype"])
+            rounded = decode(
+                encode(master, self.parameters[i]["dtype"]), self.parameters[i]["dtype"]
+            )
             self.reference.master[i] = np.where(rounded == value, master, value)
 
     def make_reference(self):
         if self.reference is None:
-            units = [(u["elements"], [(i, self.places[i][1]) for i in u["parameters"]]) for u in self.units]
+            units = [
+                (u["elements"], [(i, self.places[i][1]) for i in u["parameters"]])
+                for u in self.units
+            ]
             self.reference = Reference(
-                [self._value(i) for i in range(len(self.parameters))], self.config["optimizer"], self.world_size,
-                self.group, self.parameters[0]["dtype"], self.config["gradient_clipping"], self.scaler, units,
-                [p["trainable"] for p in self.parameters], [p["group"] for p in self.parameters],
+                [self._value(i) for i in range(len(self.parameters))],
+                self.config["optimizer"],
+                self.world_size,
+                self.group,
+                self.parameters[0]["dtype"],
+                self.config["gradient_clipping"],
+                self.scaler,
+                units,
+                [p["trainable"] for p in self.parameters],
+                [p["group"] for p in self.parameters],
             )
         return self.reference
 
@@ -212,14 +269,18 @@ class Job:
             for rank in range(self.world_size):
                 if (micro, rank) not in self.micro_ends:
                     self.fail(f"rank {rank} did not end micro-step {micro}")
-                gradients.append([self.contributions.get((micro, rank, i)) for i in range(len(self.parameters))])
+                gradients.append(
+                    [self.contributions.get((micro, rank, i)) for i in range(len(self.parameters))]
+                )
                 weights.append(self.contributions.get((micro, rank, "weight"), 1.0))
             reference.micro_step(gradients, weights if any(w != 1.0 for w in weights) else None)
         reference.step([copy.deepcopy(g) for g in first["groups"]], first["micro_steps"], total)
         for i in range(len(self.parameters)):
             unit, offset, n = self.places[i]
             if self.parameters[i]["trainable"]:
-                self.shards[unit][offset : offset + n] = encode(reference.master[i], self.parameters[i]["dtype"])
+                self.shards[unit][offset : offset + n] = encode(
+                    reference.master[i], self.parameters[i]["dtype"]
+                )
         for unit in range(len(self.units)):
             self.show_to_holders(unit)
         self.step_number += 1
@@ -232,8 +293,13 @@ class Job:
     def result(self):
         r = self.reference
         return {
-            "step": self.step_number, "attempt": self.step_number + 1, "updates": r.updates,
-            "loss_scale": r.scaler.scale, "grad_norm": r.norm, "norm_valid": np.isfinite(r.norm), "skipped": r.skipped,
+            "step": self.step_number,
+            "attempt": self.step_number + 1,
+            "updates": r.updates,
+            "loss_scale": r.scaler.scale,
+            "grad_norm": r.norm,
+            "norm_valid": np.isfinite(r.norm),
+            "skipped": r.skipped,
         }
 
 
@@ -264,16 +330,33 @@ class Session:
 
     def show(self, unit):
         u = self.job.units[unit]
-        self._window[u["window_offset"] : u["window_offset"] + u["bytes"]] = self.job.shards[unit].tobytes()
+        self._window[u["window_offset"] : u["window_offset"] + u["bytes"]] = self.job.shards[
+            unit
+        ].tobytes()
 
     def hide(self, unit):
         u = self.job.units[unit]
-        self._window[u["window_offset"] : u["window_offset"] + u["bytes"]] = bytes([_POISON]) * u["bytes"]
+        self._window[u["window_offset"] : u["window_offset"] + u["bytes"]] = (
+            bytes([_POISON]) * u["bytes"]
+        )
 
     def units(self):
         return [
-            {**{k: u[k] for k in ("dtype", "trainable", "parameters", "elements", "data_elements", "window_offset", "bytes")},
-             "persistent": self.job.persistent(i)}
+            {
+                **{
+                    k: u[k]
+                    for k in (
+                        "dtype",
+                        "trainable",
+                        "parameters",
+                        "elements",
+                        "data_elements",
+                        "window_offset",
+                        "bytes",
+                    )
+                },
+                "persistent": self.job.persistent(i),
+            }
             for i, u in enumerate(self.job.units)
         ]
 
@@ -305,7 +388,9 @@ class Session:
     def put(self, unit, element_offset, elements, window_offset, last):
         with self.job.daemon.lock:
             self.job.check()
-            if element_offset % GRAIN or (elements % GRAIN and element_offset + elements != self.job.units[unit]["elements"]):
+            if element_offset % GRAIN or (
+                elements % GRAIN and element_offset + elements != self.job.units[unit]["elements"]
+            ):
                 raise ZeroShardError("put: not whole grains", "INVALID_ARGUMENT")
             self.job.put(unit, element_offset, elements, self._take_slot(window_offset))
             return self._new()
@@ -321,12 +406,14 @@ class Session:
                     theirs = job.orders[other]
                     if len(theirs) > position and theirs[position] != list(units):
                         job.fail(
-                            f"ranks {other} and {self.rank} gather in different order: rank {other} unit "
-                            f"{theirs[position]}, rank {self.rank} unit {list(units)}"
+                            f"ranks {other} and {self.rank} gather in different order: rank {other} "
+                            f"unit {theirs[position]}, rank {self.rank} unit {list(units)}"
                         )
                 job.orders[self.rank].append(list(units))
                 key = "persistent" if all(job.persistent(u) for u in units) else "gather"
-                job.counts[key] += sum(job.units[u]["data_elements"] for u in units) if self.rank == 0 else 0
+                job.counts[key] += (
+                    sum(job.units[u]["data_elements"] for u in units) if self.rank == 0 else 0
+                )
             for unit in units:
                 job.holders[unit][self.rank] = job.holders[unit].get(self.rank, 0) + 1
             attempt = job.step_number
@@ -334,7 +421,11 @@ class Session:
 
             def ready():
                 job.check()
-                together = alone or attempt != job.step_number or all(len(o) > position for o in job.orders)
+                together = (
+                    alone
+                    or attempt != job.step_number
+                    or all(len(o) > position for o in job.orders)
+                )
                 if together and all(job.readable(u) for u in units):
                     for unit in units:
                         if job.holders[unit].get(self.rank):
@@ -362,7 +453,12 @@ class Session:
         with job.daemon.lock:
             job.check()
             u = job.units[unit]
-            values = decode(np.frombuffer(self._take_slot(window_offset), stored_type(u["dtype"]), u["elements"]), u["dtype"])
+            values = decode(
+                np.frombuffer(
+                    self._take_slot(window_offset), stored_type(u["dtype"]), u["elements"]
+                ),
+                u["dtype"],
+            )
             if self.rank == 0:
                 job.counts["scatter"] += u["data_elements"]
             for position, i in enumerate(u["parameters"]):
@@ -399,11 +495,19 @@ class Session:
 
             return self._new(ready, f"step {number + 1} of rank {self.rank}")
 
-    def step(self, micro_steps, weight_total, groups, user_state, prefetch_hits, prefetch_misses, wait_us):
-        return self._arrive({
-            "micro_steps": micro_steps, "weight_total": weight_total, "groups": groups, "user_state": user_state,
-            "hits": prefetch_hits, "misses": prefetch_misses,
-        })
+    def step(
+        self, micro_steps, weight_total, groups, user_state, prefetch_hits, prefetch_misses, wait_us
+    ):
+        return self._arrive(
+            {
+                "micro_steps": micro_steps,
+                "weight_total": weight_total,
+                "groups": groups,
+                "user_state": user_state,
+                "hits": prefetch_hits,
+                "misses": prefetch_misses,
+            }
+        )
 
     def wait(self, request, timeout_ms=0):
         condition, text = self._requests[request]
@@ -432,7 +536,12 @@ class Session:
                 raise ZeroShardError(f"checkpoint {name} exists", "ALREADY_EXISTS")
             job.make_reference()
             job.daemon.checkpoints[name] = copy.deepcopy(
-                (job.reference, job.step_number, job.user_states, [p["name"] for p in job.parameters])
+                (
+                    job.reference,
+                    job.step_number,
+                    job.user_states,
+                    [p["name"] for p in job.parameters],
+                )
             )
             return {"step": job.step_number, "bytes": 0, "directory": "/fake"}
 
@@ -446,7 +555,11 @@ class Session:
             if job.restores % self.world_size == 1 or self.world_size == 1:
                 current = job.make_reference()
                 kept = copy.deepcopy(saved)
-                kept.units, kept.world_size, kept.group = current.units, job.world_size, job.group or job.world_size
+                kept.units, kept.world_size, kept.group = (
+                    current.units,
+                    job.world_size,
+                    job.group or job.world_size,
+                )
                 job.reference = job.reference if parameters_only else kept
                 job.reference.master = [x.copy() for x in kept.master]
                 if not parameters_only:
@@ -455,7 +568,9 @@ class Session:
                         job.user_states = list(states)
                 for i, p in enumerate(job.parameters):
                     unit, offset, n = job.places[i]
-                    job.shards[unit][offset : offset + n] = encode(job.reference.master[i], p["dtype"])
+                    job.shards[unit][offset : offset + n] = encode(
+                        job.reference.master[i], p["dtype"]
+                    )
                 for unit in range(len(job.units)):
                     job.show_to_holders(unit)
             target = job.restores + (-job.restores) % self.world_size

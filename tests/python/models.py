@@ -122,7 +122,8 @@ def build(factory, seed=0):
 
 
 def plain_gradients(model, losses):
-    """Gradients of the mean over ranks of the sum over micro-steps of `losses[rank][micro](model)`, in fp32."""
+    """Gradients of the mean over ranks of the sum over micro-steps of `losses[rank][micro](model)`,
+    in fp32."""
     model = copy.deepcopy(model)
     for of_rank in losses:
         for loss in of_rank:
@@ -133,10 +134,15 @@ def plain_gradients(model, losses):
 def config(stage, **more):
     zero = {"stage": stage}
     if stage == 3:
-        zero.update(stage3_param_persistence_threshold=0, stage3_prefetch_bucket_size=more.pop("prefetch", 2000))
+        zero.update(
+            stage3_param_persistence_threshold=0,
+            stage3_prefetch_bucket_size=more.pop("prefetch", 2000),
+        )
     more.pop("prefetch", None)
     base = {
-        "train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0.0, "zero_optimization": zero,
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_clipping": 0.0,
+        "zero_optimization": zero,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1}},
     }
     base.update(more)

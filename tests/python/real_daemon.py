@@ -33,7 +33,9 @@ def load_native(binaries):
 class Daemon:
     """One zeroshardd; its directories are temporary, its log is `directory`/zeroshardd.log."""
 
-    def __init__(self, binaries, directory, workers=2, timeout="10s", metrics="off", environment=None):
+    def __init__(
+        self, binaries, directory, workers=2, timeout="10s", metrics="off", environment=None
+    ):
         self.binaries = binaries
         self._run = tempfile.TemporaryDirectory(prefix="zs-")  # short: socket paths are limited
         self.run_dir = self._run.name
@@ -41,15 +43,24 @@ class Daemon:
         self.log = directory / "zeroshardd.log"
         config = directory / "zeroshardd.yaml"
         lines = [
-            f"run_dir: {self.run_dir}", f"state_dir: {directory}/state", f"checkpoint_dir: {directory}/checkpoints",
-            f"export_dir: {directory}/exports", f"worker_binary: {binaries}/worker/zeroshard-worker",
-            f"devices: [{', '.join(f'cpu:{i}' for i in range(workers))}]", f'metrics_address: "{metrics}"',
-            f"attach_timeout: {timeout}", f"collective_timeout: {timeout}", "lanes_per_worker: 1",
+            f"run_dir: {self.run_dir}",
+            f"state_dir: {directory}/state",
+            f"checkpoint_dir: {directory}/checkpoints",
+            f"export_dir: {directory}/exports",
+            f"worker_binary: {binaries}/worker/zeroshard-worker",
+            f"devices: [{', '.join(f'cpu:{i}' for i in range(workers))}]",
+            f'metrics_address: "{metrics}"',
+            f"attach_timeout: {timeout}",
+            f"collective_timeout: {timeout}",
+            "lanes_per_worker: 1",
         ]
         config.write_text("\n".join(lines) + "\n")
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                [str(binaries / "server/zeroshardd"), "--config", str(config)], stdout=log, stderr=log, env=environment
+                [str(binaries / "server/zeroshardd"), "--config", str(config)],
+                stdout=log,
+                stderr=log,
+                env=environment,
             )
         self._wait_until_up()
 

@@ -1,7 +1,9 @@
-"""The project's independent reference of its numerics contract, in numpy: docs/numerics.md says what, this says how.
+"""The project's independent reference of its numerics contract, in numpy: docs/numerics.md says
+what, this says how.
 
-Written from the contract, not from the workers' code: fp32 throughout, one rounding an operation, ranks summed in the
-canonical tree, micro-steps added after ranks, the norm one fp64 number a grain and exact between grains.
+Written from the contract, not from the workers' code: fp32 throughout, one rounding an operation,
+ranks summed in the canonical tree, micro-steps added after ranks, the norm one fp64 number a grain
+and exact between grains.
 """
 
 import math
@@ -39,12 +41,15 @@ def stored_type(dtype):
 
 
 def _pairs(level):
-    """Adds adjacent pairs level by level; an odd one passes up; None is absent and passes its sibling up."""
+    """Adds adjacent pairs level by level; an odd one passes up; None is absent and passes its
+    sibling up."""
     while len(level) > 1:
         nxt = []
         for i in range(0, len(level) - 1, 2):
             left, right = level[i], level[i + 1]
-            nxt.append(right if left is None else left if right is None else (left + right).astype(F32))
+            nxt.append(
+                right if left is None else left if right is None else (left + right).astype(F32)
+            )
         if len(level) % 2:
             nxt.append(level[-1])
         level = nxt
@@ -73,8 +78,15 @@ def grain_squares(x):
 class LossScaler:
     """DeepSpeed's dynamic loss scale; `window` 0 or dynamic False: constant."""
 
-    def __init__(self, initial, window=1000, hysteresis=2, minimum=1.0, consecutive=False, dynamic=True):
-        self.scale, self.window, self.hysteresis, self.minimum = float(initial), window, hysteresis, minimum
+    def __init__(
+        self, initial, window=1000, hysteresis=2, minimum=1.0, consecutive=False, dynamic=True
+    ):
+        self.scale, self.window, self.hysteresis, self.minimum = (
+            float(initial),
+            window,
+            hysteresis,
+            minimum,
+        )
         self.consecutive, self.dynamic = consecutive, dynamic
         self.left, self.iteration, self.last_overflow = hysteresis, 0, -1
 
@@ -121,13 +133,29 @@ def update(kind, hyper, step, g, p, m, v):
 class Reference:
     """A whole job: master copies, moments, accumulators. Parameters are flat fp32 arrays.
 
-    `units`: for the norm, a list of (elements, [(parameter, offset)]); None puts each parameter in one of its own.
+    `units`: for the norm, a list of (elements, [(parameter, offset)]); None puts each parameter in
+    one of its own.
     """
 
-    def __init__(self, values, kind, world_size, group=0, dtype="float32", clipping=0.0, scaler=None, units=None,
-                 trainable=None, groups=None, skip_on_overflow=True, sum_over_ranks=False):
+    def __init__(
+        self,
+        values,
+        kind,
+        world_size,
+        group=0,
+        dtype="float32",
+        clipping=0.0,
+        scaler=None,
+        units=None,
+        trainable=None,
+        groups=None,
+        skip_on_overflow=True,
+        sum_over_ranks=False,
+    ):
         self.dtype = dtype
-        self.master = [decode(encode(np.asarray(x, F32).ravel(), dtype), dtype).copy() for x in values]
+        self.master = [
+            decode(encode(np.asarray(x, F32).ravel(), dtype), dtype).copy() for x in values
+        ]
         self.m = [np.zeros_like(x) for x in self.master]
         self.v = [np.zeros_like(x) for x in self.master]
         self.steps = [0] * len(self.master)
@@ -145,7 +173,8 @@ class Reference:
         return decode(encode(self.master[i], self.dtype), self.dtype)
 
     def micro_step(self, gradients, weights=None):
-        """gradients[rank][parameter]: fp32 array or None; already times the loss scale. weights[rank]: or None."""
+        """gradients[rank][parameter]: fp32 array or None; already times the loss scale.
+        weights[rank]: or None."""
         for i in range(len(self.master)):
             inputs = []
             for rank, of_rank in enumerate(gradients):
@@ -160,7 +189,8 @@ class Reference:
                 self.accumulators[i] = total.copy() if old is None else (old + total).astype(F32)
 
     def step(self, hypers, micro_steps=1, weight_total=None):
-        """hypers: one dictionary of GroupOptions a group. weight_total: sum over all ranks and micro-steps."""
+        """hypers: one dictionary of GroupOptions a group. weight_total: sum over all ranks and
+        micro-steps."""
         count = weight_total or micro_steps * (1 if self.sum_over_ranks else self.world_size)
         scale = self.scaler.scale
         squares = []
@@ -190,5 +220,13 @@ class Reference:
             g = (accumulated * grad_scale).astype(F32)
             self.master[i], self.m[i], self.v[i] = (
                 np.asarray(x, F32)
-                for x in update(self.kind, hypers[self.groups[i]], self.steps[i], g, self.master[i], self.m[i], self.v[i])
+                for x in update(
+                    self.kind,
+                    hypers[self.groups[i]],
+                    self.steps[i],
+                    g,
+                    self.master[i],
+                    self.m[i],
+                    self.v[i],
+                )
             )

@@ -13,9 +13,15 @@ from zeroshard import ds_config, schedulers
 @pytest.mark.parametrize(
     "text,expected",
     [
-        ('{"a": 1, "b": [1, 2.5, 5e8], "c": {"d": true}}', {"a": 1, "b": [1, 2.5, 5e8], "c": {"d": True}}),
+        (
+            '{"a": 1, "b": [1, 2.5, 5e8], "c": {"d": true}}',
+            {"a": 1, "b": [1, 2.5, 5e8], "c": {"d": True}},
+        ),
         ("{\n# one\na: 1 // two\n/* three */ 'b': 'x', }", {"a": 1, "b": "x"}),
-        ("{a: {b: null, c: -3e-2,},\n d: [1,\n 2\n],}", {"a": {"b": None, "c": -0.03}, "d": [1, 2]}),
+        (
+            "{a: {b: null, c: -3e-2,},\n d: [1,\n 2\n],}",
+            {"a": {"b": None, "c": -0.03}, "d": [1, 2]},
+        ),
         ('{"u": "a // b # c \\" d"}', {"u": 'a // b # c " d'}),
         ("{type: AdamW\n lr: 1e-3\n}", {"type": "AdamW", "lr": 1e-3}),
     ],
@@ -24,7 +30,9 @@ def test_reader(text, expected):
     assert ds_config.parse(text) == expected
 
 
-@pytest.mark.parametrize("text", ['{"a": 1', '{"a" 1}', "{a: 1, a: 2}", '{"a": "x}', "[1]", "{a: }"])
+@pytest.mark.parametrize(
+    "text", ['{"a": 1', '{"a" 1}', "{a: 1, a: 2}", '{"a": "x}', "[1]", "{a: }"]
+)
 def test_reader_refuses(text):
     with pytest.raises(zeroshard.ZeroShardError, match="config"):
         ds_config.parse(text)
@@ -38,10 +46,16 @@ def test_sources(tmp_path):
     for source in (text, str(path), path, coded):
         config = ds_config.DsConfig(source)
         assert config.text == text and config.compute_dtype() == torch.bfloat16
-    for source, match in ((str(tmp_path), "directory"), (str(tmp_path / "no"), "no such file"), (7, "int")):
+    for source, match in (
+        (str(tmp_path), "directory"),
+        (str(tmp_path / "no"), "no such file"),
+        (7, "int"),
+    ):
         with pytest.raises(zeroshard.ZeroShardError, match=match):
             ds_config.DsConfig(source)
-    leaf = ds_config.DsConfig({"zero_optimization": {"leaf_module": {"names": "moe", "classes": ["A"]}}})
+    leaf = ds_config.DsConfig(
+        {"zero_optimization": {"leaf_module": {"names": "moe", "classes": ["A"]}}}
+    )
     assert leaf.leaf_modules() == (["A"], ["moe"], [])
     assert ds_config.DsConfig({"fp16": {"enabled": "auto"}}).compute_dtype() == torch.float32
 
@@ -68,7 +82,9 @@ def test_warmup():
 
 def test_warmup_decay():
     seen = run(schedulers.WarmupDecayLR(Groups(1.0), 10, 0.0, 1.0, 4, "linear"), 12)
-    assert seen[1:] == pytest.approx([i / 4 for i in range(4)] + [(10 - i) / 6 for i in range(4, 11)] + [0.0])
+    assert seen[1:] == pytest.approx(
+        [i / 4 for i in range(4)] + [(10 - i) / 6 for i in range(4, 11)] + [0.0]
+    )
 
 
 def test_warmup_cosine():
@@ -79,7 +95,9 @@ def test_warmup_cosine():
 
 
 def test_one_cycle():
-    schedule = schedulers.OneCycle(Groups(1.0), 0.1, 1.1, 0.5, cycle_first_step_size=4, decay_step_size=2)
+    schedule = schedulers.OneCycle(
+        Groups(1.0), 0.1, 1.1, 0.5, cycle_first_step_size=4, decay_step_size=2
+    )
     seen = run(schedule, 12)
     assert seen[0] == 0.1
     assert seen[1:9] == pytest.approx([0.35, 0.6, 0.85, 1.1, 0.85, 0.6, 0.35, 0.1])
@@ -99,9 +117,14 @@ def test_schedules_resume():
 
 
 def test_from_config():
-    made = schedulers.from_config('{"type": "WarmupLR", "params": {"warmup_num_steps": 5}}', Groups(1.0, 2.0))
+    made = schedulers.from_config(
+        '{"type": "WarmupLR", "params": {"warmup_num_steps": 5}}', Groups(1.0, 2.0)
+    )
     assert isinstance(made, schedulers.WarmupLR) and len(made.get_lr()) == 2
     assert schedulers.from_config("", Groups(1.0)) is None
-    for text, match in (('{"type": "Cosine"}', "Cosine"), ('{"type": "WarmupLR", "params": {"x": 1}}', "x")):
+    for text, match in (
+        ('{"type": "Cosine"}', "Cosine"),
+        ('{"type": "WarmupLR", "params": {"x": 1}}', "x"),
+    ):
         with pytest.raises(zeroshard.ZeroShardError, match=match):
             schedulers.from_config(text, Groups(1.0))

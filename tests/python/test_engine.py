@@ -1,4 +1,5 @@
-"""The engine's habits: errors that name things, born-sharded models, resumption, checkpoints, files."""
+"""The engine's habits: errors that name things, born-sharded models, resumption, checkpoints,
+files."""
 
 import copy
 import json
@@ -16,7 +17,13 @@ STAGES = [0, 1, 2, 3]
 
 def initialize(ranks, job, rank, world, model, settings, **more):
     return zeroshard.initialize(
-        model=model, config=settings, job=job, rank=rank, world_size=world, socket=ranks.socket, **more
+        model=model,
+        config=settings,
+        job=job,
+        rank=rank,
+        world_size=world,
+        socket=ranks.socket,
+        **more,
     )
 
 
@@ -42,8 +49,14 @@ def test_touching_a_released_parameter_names_it(ranks):
         weight = engine.module.a.weight
         assert weight.shape == (96, 24) and weight.numel() == 96 * 24 and weight.requires_grad
         assert "a.weight" in repr(weight)
-        for use in (lambda: weight + 1, lambda: weight.sum(), lambda: torch.nn.functional.linear(data(0, 0), weight),
-                    lambda: weight.data, lambda: weight.tolist(), lambda: copy.deepcopy(weight)):
+        for use in (
+            lambda: weight + 1,
+            lambda: weight.sum(),
+            lambda: torch.nn.functional.linear(data(0, 0), weight),
+            lambda: weight.data,
+            lambda: weight.tolist(),
+            lambda: copy.deepcopy(weight),
+        ):
             with pytest.raises(zeroshard.ZeroShardError, match=r"'a\.weight'"):
                 use()
         with zeroshard.zero.GatheredParameters(weight):
@@ -65,7 +78,9 @@ def test_gathered_parameters_may_be_modified(ranks, stage):
 
     def rank_main(rank):
         engine, *_ = initialize(ranks, job, rank, 2, copy.deepcopy(model), config(stage))
-        with zeroshard.zero.GatheredParameters(engine.module.a.weight, modifier_rank=1), torch.no_grad():
+        with zeroshard.zero.GatheredParameters(
+            engine.module.a.weight, modifier_rank=1
+        ), torch.no_grad():
             engine.module.a.weight.fill_(float(rank))
         found = engine.module.state_dict()
         train(engine, rank, 1)
@@ -79,21 +94,29 @@ def test_gathered_parameters_may_be_modified(ranks, stage):
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_modifying_one_parameter_leaves_the_masters_of_its_neighbours(ranks, stage):
-    """bf16: what the fp32 masters know beyond the rounded values must survive a change of another parameter."""
+    """bf16: what the fp32 masters know beyond the rounded values must survive a change of another
+    parameter."""
     job, model = ranks.job(), build(Mlp)
 
     def run(rank, job, touch):
-        engine, *_ = initialize(ranks, job, rank, 1, copy.deepcopy(model), config(stage, bf16={"enabled": True}))
+        engine, *_ = initialize(
+            ranks, job, rank, 1, copy.deepcopy(model), config(stage, bf16={"enabled": True})
+        )
         train(engine, rank, 6)
         if touch:
-            with zeroshard.zero.GatheredParameters(engine.module.norm.bias, modifier_rank=0), torch.no_grad():
+            with zeroshard.zero.GatheredParameters(
+                engine.module.norm.bias, modifier_rank=0
+            ), torch.no_grad():
                 engine.module.norm.bias.mul_(1.0)
         train(engine, rank, 12)
         found = engine.module.state_dict()
         engine.destroy()
         return found
 
-    same(ranks.run(1, lambda r: run(r, job, True))[0], ranks.run(1, lambda r: run(r, job + "x", False))[0])
+    same(
+        ranks.run(1, lambda r: run(r, job, True))[0],
+        ranks.run(1, lambda r: run(r, job + "x", False))[0],
+    )
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -135,7 +158,9 @@ class Initialized(torch.nn.Module):
             module.bias.data.zero_()
 
     def forward(self, x):
-        return sum(block(x) for block in self.blocks) + self.big(torch.ones(300, dtype=x.dtype)).sum()
+        return (
+            sum(block(x) for block in self.blocks) + self.big(torch.ones(300, dtype=x.dtype)).sum()
+        )
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -155,7 +180,9 @@ def test_models_born_sharded(ranks, world):
     assert torch.nn.Linear(2, 2).weight.sum().isfinite()  # the patch is gone
 
     def rank_main(rank):
-        engine, *_ = initialize(ranks, job, rank, world, models[rank], config(3, bf16={"enabled": True}))
+        engine, *_ = initialize(
+            ranks, job, rank, world, models[rank], config(3, bf16={"enabled": True})
+        )
         found = engine.module.state_dict()
         train(engine, rank, 2)
         engine.destroy()
@@ -180,9 +207,13 @@ def test_mixing_elements_of_a_born_sharded_parameter_is_refused():
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_resume_after_all_ranks_left(ranks, stage):
-    """The engine of a second attach stands at the last committed step, with everything of the trainer restored."""
+    """The engine of a second attach stands at the last committed step, with everything of the
+    trainer restored."""
     job, model = ranks.job(), build(Mlp)
-    settings = config(stage, scheduler={"type": "WarmupLR", "params": {"warmup_max_lr": 0.01, "warmup_num_steps": 5}})
+    settings = config(
+        stage,
+        scheduler={"type": "WarmupLR", "params": {"warmup_max_lr": 0.01, "warmup_num_steps": 5}},
+    )
 
     def part(rank, steps, leave):
         torch_state = torch.get_rng_state()
@@ -193,11 +224,18 @@ def test_resume_after_all_ranks_left(ranks, stage):
         while engine.global_steps < steps:
             if engine.global_steps == 0 and not engine.client_state:
                 torch.manual_seed(3)
-            engine.client_state["seen"] = engine.client_state.get("seen", []) + [next(iterator).tolist()]
+            engine.client_state["seen"] = engine.client_state.get("seen", []) + [
+                next(iterator).tolist()
+            ]
             noise = torch.randn(4, 24)
             engine.backward(engine(noise).pow(2).mean())
             engine.step()
-        facts = (engine.module.state_dict(), engine.get_lr(), engine.client_state, scheduler.last_batch_iteration)
+        facts = (
+            engine.module.state_dict(),
+            engine.get_lr(),
+            engine.client_state,
+            scheduler.last_batch_iteration,
+        )
         engine.destroy(keep=steps < 6)
         torch.set_rng_state(torch_state)
         return facts
@@ -230,7 +268,11 @@ def test_checkpoint_restores_at_another_stage(ranks, tmp_path, stage, after):
     def second(rank):
         engine, *_ = initialize(ranks, job, rank, 2, build(Mlp, seed=9), config(after))
         path, client_state = engine.load_checkpoint(str(tmp_path))
-        assert client_state == {"epoch": 4} and engine.global_steps == 3 and path.endswith("global_step3")
+        assert (
+            client_state == {"epoch": 4}
+            and engine.global_steps == 3
+            and path.endswith("global_step3")
+        )
         train(engine, rank, 6)
         found = engine.module.state_dict()
         engine.destroy()
@@ -247,7 +289,9 @@ def test_model_file_holds_every_name(ranks, tmp_path, stage):
     model.register_buffer("mean", torch.rand(3))
 
     def rank_main(rank):
-        engine, *_ = initialize(ranks, job, rank, 2, copy.deepcopy(model), config(stage, bf16={"enabled": True}))
+        engine, *_ = initialize(
+            ranks, job, rank, 2, copy.deepcopy(model), config(stage, bf16={"enabled": True})
+        )
         path = engine.save_16bit_model(str(tmp_path))
         train_free = engine.module.state_dict()
         engine.destroy()
@@ -257,7 +301,9 @@ def test_model_file_holds_every_name(ranks, tmp_path, stage):
     found = zeroshard.load_safetensors(path)
     same(dict(sorted(found.items())), dict(sorted(expected.items())))
     assert {"embed.weight", "head.weight", "count", "mean"} <= found.keys()
-    build(lambda: Tied(False)).load_state_dict({k: v.float() for k, v in found.items() if k not in ("count", "mean")})
+    build(lambda: Tied(False)).load_state_dict(
+        {k: v.float() for k, v in found.items() if k not in ("count", "mean")}
+    )
 
 
 def test_swapped_gather_order_is_an_error_on_all_ranks(ranks):
@@ -297,7 +343,12 @@ def test_traffic_is_three_p_at_stage_three(ranks, accumulation):
 
     def rank_main(rank):
         engine, *_ = initialize(
-            ranks, job, rank, 2, copy.deepcopy(model), config(3, gradient_accumulation_steps=accumulation)
+            ranks,
+            job,
+            rank,
+            2,
+            copy.deepcopy(model),
+            config(3, gradient_accumulation_steps=accumulation),
         )
         for _ in range(2 * accumulation):
             engine.backward(engine(torch.ones(2, 150)).pow(2).mean())
@@ -315,7 +366,9 @@ def test_prefetch_hits_from_the_second_pass_on(ranks):
     job = ranks.job()
 
     def rank_main(rank):
-        engine, *_ = initialize(ranks, job, rank, 1, copy.deepcopy(model), config(3, prefetch=100_000))
+        engine, *_ = initialize(
+            ranks, job, rank, 1, copy.deepcopy(model), config(3, prefetch=100_000)
+        )
         counts = []
         for _ in range(3):
             engine.backward(engine(torch.ones(2, 150)).pow(2).mean())
@@ -337,12 +390,16 @@ def test_prefetch_hits_from_the_second_pass_on(ranks):
 
 
 def test_torch_optimizer_and_scheduler(ranks):
-    """A torch.optim object, its groups and a torch scheduler built on it are honoured every step."""
+    """A torch.optim object, its groups and a torch scheduler built on it are honoured every
+    step."""
     job, model = ranks.job(), build(Mlp)
     plain = copy.deepcopy(model)
 
     def groups(m):
-        return [{"params": [*m.a.parameters()], "lr": 1e-3}, {"params": [*m.b.parameters(), *m.out.parameters()]}]
+        return [
+            {"params": [*m.a.parameters()], "lr": 1e-3},
+            {"params": [*m.b.parameters(), *m.out.parameters()]},
+        ]
 
     def make(m):
         optimizer = torch.optim.AdamW(groups(m), lr=1e-2, weight_decay=0.1)
@@ -395,7 +452,8 @@ def test_forward_only(ranks):
 
 
 def test_a_stale_graph_is_noticed(ranks):
-    """The values change at step(); a graph from before it gives an error, as with any in-place optimizer."""
+    """The values change at step(); a graph from before it gives an error, as with any in-place
+    optimizer."""
     job = ranks.job()
 
     def rank_main(rank):
@@ -413,7 +471,9 @@ def test_misuse_is_named(ranks):
     job = ranks.job()
 
     def rank_main(rank):
-        engine, *_ = initialize(ranks, job, rank, 1, build(Mlp), config(2, gradient_accumulation_steps=2))
+        engine, *_ = initialize(
+            ranks, job, rank, 1, build(Mlp), config(2, gradient_accumulation_steps=2)
+        )
         with pytest.raises(zeroshard.ZeroShardError, match="backward"):
             engine.step()
         engine.backward(engine(data(0, 0)).mean())
@@ -428,6 +488,7 @@ def test_misuse_is_named(ranks):
 
     ranks.run(1, rank_main)
     with pytest.raises(zeroshard.ZeroShardError, match="Lion"):
+
         class Lion(torch.optim.SGD):
             pass
 
@@ -465,10 +526,13 @@ def test_memory_report(ranks):
         return report
 
     (report,) = ranks.run(1, rank_main)
-    # tanh's output, the inputs of three linear layers and of the norm: a few times 4 x 96 and 4 x 24 floats.
+    # tanh's output, the inputs of three linear layers and of the norm: a few times 4 x 96 and 4 x
+    # 24 floats.
     assert 4 * 96 * 4 <= report["activations"] <= 6 * 4 * 96 * 4
     assert report["gradients"] > 0 and report["peak_reserved"] > 1 << 20
-    assert report["peak_allocated"] == report["activations"] + report["gradients"] + report["buffers"]
+    assert (
+        report["peak_allocated"] == report["activations"] + report["gradients"] + report["buffers"]
+    )
 
 
 def test_user_state_round_trip():
@@ -489,9 +553,13 @@ def test_user_state_round_trip():
         state.pack({"bad": {1, 2}}, {})
 
 
-@pytest.mark.parametrize("size,world,batch,drop", [(20, 2, 3, False), (21, 2, 4, True), (7, 3, 2, False)])
+@pytest.mark.parametrize(
+    "size,world,batch,drop", [(20, 2, 3, False), (21, 2, 4, True), (7, 3, 2, False)]
+)
 def test_loader_resumes_in_the_middle(size, world, batch, drop):
-    loaders = [ShardedLoader(list(range(size)), batch, r, world, drop_last=drop) for r in range(world)]
+    loaders = [
+        ShardedLoader(list(range(size)), batch, r, world, drop_last=drop) for r in range(world)
+    ]
     seen = [[b.tolist() for b in loader] for loader in loaders]
     items = sorted(i for of_rank in seen for b in of_rank for i in b)
     assert set(items) <= set(range(size)) and (drop or set(items) == set(range(size)))

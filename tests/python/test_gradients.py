@@ -1,4 +1,5 @@
-"""Gradients through the engine equal plain PyTorch's, at every stage: with SGD of lr 1 the step shows them."""
+"""Gradients through the engine equal plain PyTorch's, at every stage: with SGD of lr 1 the step
+shows them."""
 
 import copy
 
@@ -12,7 +13,8 @@ SGD = {"type": "SGD", "params": {"lr": 1.0}}
 
 
 def gradients_by_engine(ranks, factory, losses, stage, **more):
-    """What one SGD step of lr 1 subtracts, per parameter, as rank 0 sees it; and rank 0's engine facts."""
+    """What one SGD step of lr 1 subtracts, per parameter, as rank 0 sees it; and rank 0's engine
+    facts."""
     job, world = ranks.job(), len(losses)
     model = build(factory)
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
@@ -20,7 +22,12 @@ def gradients_by_engine(ranks, factory, losses, stage, **more):
 
     def rank_main(rank):
         engine, *_ = zeroshard.initialize(
-            model=copy.deepcopy(model), config=settings, job=job, rank=rank, world_size=world, socket=ranks.socket
+            model=copy.deepcopy(model),
+            config=settings,
+            job=job,
+            rank=rank,
+            world_size=world,
+            socket=ranks.socket,
         )
         for loss in losses[rank]:
             engine.backward(loss(engine))
@@ -45,7 +52,9 @@ def check(ranks, factory, losses, stage, **more):
     expected = plain_gradients(build(factory), losses)
     for name, gradient in expected.items():
         gradient = torch.zeros_like(found[name]) if gradient is None else gradient
-        torch.testing.assert_close(found[name], gradient, rtol=2e-5, atol=2e-6, msg=lambda m: f"{name}: {m}")
+        torch.testing.assert_close(
+            found[name], gradient, rtol=2e-5, atol=2e-6, msg=lambda m: f"{name}: {m}"
+        )
     return facts
 
 
@@ -55,7 +64,8 @@ def batch(rank, micro, *shape):
 
 def regression(world, micro_steps, width):
     return [
-        [lambda m, r=r, s=s: m(batch(r, s, 4, width)).pow(2).mean() for s in range(micro_steps)] for r in range(world)
+        [lambda m, r=r, s=s: m(batch(r, s, 4, width)).pow(2).mean() for s in range(micro_steps)]
+        for r in range(world)
     ]
 
 
@@ -146,7 +156,12 @@ def test_retain_graph(ranks, stage):
 
     def rank_main(rank):
         engine, *_ = zeroshard.initialize(
-            model=model, config=config(stage, optimizer=SGD), job=job, rank=0, world_size=1, socket=ranks.socket
+            model=model,
+            config=config(stage, optimizer=SGD),
+            job=job,
+            rank=0,
+            world_size=1,
+            socket=ranks.socket,
         )
         loss = engine(x).pow(2).mean()
         engine.backward(loss, retain_graph=True)
@@ -164,7 +179,8 @@ def test_retain_graph(ranks, stage):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_experts_used_by_some_ranks(ranks, stage):
-    """Step 1: rank 0 has gradients for e0, e1; rank 1 for e1, e2; nobody for e3. Step 2: another order."""
+    """Step 1: rank 0 has gradients for e0, e1; rank 1 for e1, e2; nobody for e3. Step 2: another
+    order."""
     job, model = ranks.job(), build(Experts)
     uses = [[[0, 1], [3, 0]], [[2, 1], [1, 3]]]
     expected = []
@@ -181,8 +197,12 @@ def test_experts_used_by_some_ranks(ranks, stage):
 
     def rank_main(rank):
         engine, *_ = zeroshard.initialize(
-            model=copy.deepcopy(model), config=config(stage, optimizer={"type": "SGD", "params": {"lr": 0.1}}),
-            job=job, rank=rank, world_size=2, socket=ranks.socket,
+            model=copy.deepcopy(model),
+            config=config(stage, optimizer={"type": "SGD", "params": {"lr": 0.1}}),
+            job=job,
+            rank=rank,
+            world_size=2,
+            socket=ranks.socket,
         )
         states = []
         for step in range(2):
@@ -196,7 +216,9 @@ def test_experts_used_by_some_ranks(ranks, stage):
         for found, wanted in zip(states, expected):
             for name, value in wanted.items():
                 torch.testing.assert_close(found[name], value, rtol=2e-5, atol=2e-6)
-    assert torch.equal(expected[0]["experts.3.weight"], dict(model.named_parameters())["experts.3.weight"])
+    assert torch.equal(
+        expected[0]["experts.3.weight"], dict(model.named_parameters())["experts.3.weight"]
+    )
 
 
 def test_window_is_bounded_to_what_is_used(ranks):

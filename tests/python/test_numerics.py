@@ -1,4 +1,5 @@
-"""Whole training runs against the independent reference (bit for bit) and torch.optim (within 2 ulp a step)."""
+"""Whole training runs against the independent reference (bit for bit) and torch.optim (within 2 ulp
+a step)."""
 
 import copy
 
@@ -38,14 +39,20 @@ def data(rank, step, width=24):
 
 
 def train(ranks, world, stage, steps, accumulation=1, model=None, weights=None, **more):
-    """Returns rank 0's parameters after training, and the gradients that every rank sent in each micro-step."""
+    """Returns rank 0's parameters after training, and the gradients that every rank sent in each
+    micro-step."""
     job, model = ranks.job(), model or build(Mlp)
     sent = [[[] for _ in range(accumulation * steps)] for _ in range(world)]
     settings = config(stage, gradient_accumulation_steps=accumulation, **more)
 
     def rank_main(rank):
         engine, *_ = zeroshard.initialize(
-            model=copy.deepcopy(model), config=settings, job=job, rank=rank, world_size=world, socket=ranks.socket
+            model=copy.deepcopy(model),
+            config=settings,
+            job=job,
+            rank=rank,
+            world_size=world,
+            socket=ranks.socket,
         )
         parameters = list(engine.module.parameters())
         for number in range(steps * accumulation):
@@ -67,7 +74,9 @@ def train(ranks, world, stage, steps, accumulation=1, model=None, weights=None, 
     return facts, [[dict(m) for m in of_rank] for of_rank in sent]
 
 
-def reference_run(model, sent, kind, steps, accumulation, dtype="float32", group=0, weights=None, **more):
+def reference_run(
+    model, sent, kind, steps, accumulation, dtype="float32", group=0, weights=None, **more
+):
     values = [p.detach().numpy() for p in model.parameters()]
     reference = Reference(values, kind, len(sent), group=group, dtype=dtype, **more)
     for step in range(steps):
@@ -83,7 +92,12 @@ def reference_run(model, sent, kind, steps, accumulation, dtype="float32", group
 
 
 def stored(tensor):
-    return tensor.contiguous().view(-1).view(torch.int16 if tensor.element_size() == 2 else torch.int32).numpy()
+    return (
+        tensor.contiguous()
+        .view(-1)
+        .view(torch.int16 if tensor.element_size() == 2 else torch.int32)
+        .numpy()
+    )
 
 
 def same_bits(facts, reference, dtype):
@@ -104,7 +118,9 @@ def test_fp32_equals_reference_bit_for_bit(ranks, kind, stage):
 @pytest.mark.parametrize("world", [1, 3, 4])
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_accumulation_and_clipping_in_bf16(ranks, world, stage):
-    facts, sent = train(ranks, world, stage, 3, accumulation=3, bf16={"enabled": True}, gradient_clipping=0.05)
+    facts, sent = train(
+        ranks, world, stage, 3, accumulation=3, bf16={"enabled": True}, gradient_clipping=0.05
+    )
     reference = reference_run(build(Mlp), sent, "adamw", 3, 3, dtype="bfloat16", clipping=0.05)
     same_bits(facts, reference, "bfloat16")
 
@@ -135,7 +151,11 @@ def test_reference_within_two_ulp_of_torch_optim(kind):
         with torch.no_grad():  # each step from the same parameters and moments
             parameter.copy_(torch.from_numpy(before))
             state = optimizer.state[parameter]
-            for name, value in (("exp_avg", reference.m), ("exp_avg_sq", reference.v), ("momentum_buffer", reference.m)):
+            for name, value in (
+                ("exp_avg", reference.m),
+                ("exp_avg_sq", reference.v),
+                ("momentum_buffer", reference.m),
+            ):
                 if state.get(name) is not None:
                     state[name].copy_(torch.from_numpy(value[0]))
         parameter.grad = gradient.clone()
@@ -143,24 +163,33 @@ def test_reference_within_two_ulp_of_torch_optim(kind):
         reference.micro_step([[gradient.numpy()]])
         reference.step([HYPER[kind]])
         found, wanted = reference.master[0], parameter.detach().numpy()
-        # Of the largest operand, the parameter or an update of size lr: their difference may cancel.
+        # Of the largest operand, the parameter or an update of size lr: their difference may
+        # cancel.
         ulp = np.spacing(np.maximum(np.maximum(np.abs(wanted), np.abs(before)), np.float32(1e-2)))
         assert np.max(np.abs(found.astype(np.float64) - wanted) / ulp) <= 2
 
 
 def steps_with(ranks, values, gradients, world=1, **more):
-    """Steps with gradients[step][rank] for a one-parameter model; returns (parameters, scales, skipped) after each."""
+    """Steps with gradients[step][rank] for a one-parameter model; returns (parameters, scales,
+    skipped) after each."""
     job = ranks.job()
 
     def rank_main(rank):
         engine, *_ = zeroshard.initialize(
-            model=Given(values), config=config(0, **more), job=job, rank=rank, world_size=world, socket=ranks.socket
+            model=Given(values),
+            config=config(0, **more),
+            job=job,
+            rank=rank,
+            world_size=world,
+            socket=ranks.socket,
         )
         seen = []
         for of_step in gradients:
             engine.backward(engine([torch.tensor(of_step[rank])]))
             engine.step()
-            seen.append((engine.module.state_dict()["p.0"].clone(), engine.loss_scale, engine.skipped_steps))
+            seen.append(
+                (engine.module.state_dict()["p.0"].clone(), engine.loss_scale, engine.skipped_steps)
+            )
         engine.destroy()
         return seen
 
@@ -173,10 +202,22 @@ G = [[0.1, -0.2, 0.3, 0.0], [0.1, 0.2, -0.3, 0.0], [0.0, 0.0, 0.0, 0.0]]
 @pytest.mark.parametrize(
     "mode,expected",
     [
-        (True, [[0.989000022, -1.98800004, 0.489500016, 0], [0.978011072, -1.98653841, 0.489536822, 0],
-                [0.969303071, -1.98495877, 0.48945412, 0]]),
-        (False, [[0.99000001, -1.99000001, 0.49000001, 0], [0.98000133, -1.98331809, 0.488893896, 0],
-                 [0.970603347, -1.97585142, 0.487323225, 0]]),
+        (
+            True,
+            [
+                [0.989000022, -1.98800004, 0.489500016, 0],
+                [0.978011072, -1.98653841, 0.489536822, 0],
+                [0.969303071, -1.98495877, 0.48945412, 0],
+            ],
+        ),
+        (
+            False,
+            [
+                [0.99000001, -1.99000001, 0.49000001, 0],
+                [0.98000133, -1.98331809, 0.488893896, 0],
+                [0.970603347, -1.97585142, 0.487323225, 0],
+            ],
+        ),
     ],
 )
 def test_published_values(ranks, mode, expected):
@@ -187,9 +228,14 @@ def test_published_values(ranks, mode, expected):
 
 
 def test_bf16_parameters_do_not_get_stuck(ranks):
-    """w = 1, eight updates of -1e-3: the fp32 master moves although one update is below bf16's resolution."""
+    """w = 1, eight updates of -1e-3: the fp32 master moves although one update is below bf16's
+    resolution."""
     (seen,) = steps_with(
-        ranks, [1.0], [[[1.0]]] * 8, bf16={"enabled": True}, optimizer={"type": "SGD", "params": {"lr": 1e-3}}
+        ranks,
+        [1.0],
+        [[[1.0]]] * 8,
+        bf16={"enabled": True},
+        optimizer={"type": "SGD", "params": {"lr": 1e-3}},
     )
     assert seen[-1][0].item() == 0.9921875
 
@@ -200,8 +246,14 @@ def test_accumulated_mean(ranks):
 
     def rank_main(rank):
         engine, *_ = zeroshard.initialize(
-            model=Given([0.0]), job=job, rank=rank, world_size=2, socket=ranks.socket,
-            config=config(2, gradient_accumulation_steps=4, optimizer={"type": "SGD", "params": {"lr": 1.0}}),
+            model=Given([0.0]),
+            job=job,
+            rank=rank,
+            world_size=2,
+            socket=ranks.socket,
+            config=config(
+                2, gradient_accumulation_steps=4, optimizer={"type": "SGD", "params": {"lr": 1.0}}
+            ),
         )
         for gradient in (1.0, 2.0, 3.0, 4.0):
             engine.backward(engine([torch.tensor([gradient])]))
@@ -215,16 +267,27 @@ def test_accumulated_mean(ranks):
 
 @pytest.mark.parametrize(
     "power,window,hysteresis,overflows,scales",
-    [(4, 2, 2, "OOONNNNN", [16, 8, 4, 4, 4, 8, 8, 16]), (16, 1000, 2, "OOO", [65536, 32768, 16384])],
+    [
+        (4, 2, 2, "OOONNNNN", [16, 8, 4, 4, 4, 8, 8, 16]),
+        (16, 1000, 2, "OOO", [65536, 32768, 16384]),
+    ],
 )
 def test_dynamic_loss_scale(ranks, power, window, hysteresis, overflows, scales):
-    fp16 = {"enabled": True, "initial_scale_power": power, "loss_scale_window": window, "hysteresis": hysteresis}
+    fp16 = {
+        "enabled": True,
+        "initial_scale_power": power,
+        "loss_scale_window": window,
+        "hysteresis": hysteresis,
+    }
     gradients = [[[float("inf")], [1.0]] if o == "O" else [[0.5], [0.5]] for o in overflows]
     for seen in steps_with(ranks, [1.0], gradients, world=2, fp16=fp16):
         assert [scale for _, scale, _ in seen] == scales
         assert seen[-1][2] == overflows.count("O")  # an overflow on one rank skips the step on all
         start = torch.tensor([1.0], dtype=torch.float16)
-        assert all(torch.equal(value, start) for (value, _, _), o in zip(seen, overflows[: overflows.find("N")]))
+        assert all(
+            torch.equal(value, start)
+            for (value, _, _), o in zip(seen, overflows[: overflows.find("N")])
+        )
 
 
 def test_reference_helpers():
@@ -233,8 +296,12 @@ def test_reference_helpers():
     assert tree_sum([one, small, small, small], 4)[0] == np.float32(1.01171875)
     assert tree_sum([None, np.float32([-0.0])], 2).tobytes() == np.float32([-0.0]).tobytes()
     values = np.random.default_rng(1).standard_normal(1000).astype(np.float32)
-    assert np.array_equal(round_bf16(values).view(np.int16), stored(torch.from_numpy(values).bfloat16()))
-    assert np.array_equal(decode(round_bf16(values), "bfloat16"), torch.from_numpy(values).bfloat16().float().numpy())
+    assert np.array_equal(
+        round_bf16(values).view(np.int16), stored(torch.from_numpy(values).bfloat16())
+    )
+    assert np.array_equal(
+        decode(round_bf16(values), "bfloat16"), torch.from_numpy(values).bfloat16().float().numpy()
+    )
     scaler = LossScaler(16, window=2, hysteresis=2)
     for overflow in [True, True, True, False, False, False, False, False]:
         scaler.update(overflow)

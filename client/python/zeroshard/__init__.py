@@ -1,7 +1,7 @@
 """ZeroShard: large models trained with their states in a daemon.
 
-    import zeroshard
-    engine, optimizer, loader, scheduler = zeroshard.initialize(model=model, config="ds_config.json")
+import zeroshard
+engine, optimizer, loader, scheduler = zeroshard.initialize(model=model, config="ds_config.json")
 """
 
 from zeroshard import zero
@@ -13,6 +13,11 @@ from zeroshard.initialize import initialize
 
 __version__ = "0.1.0"
 __all__ = [
-    "Engine", "ZeroShardError", "initialize", "load_safetensors", "register_external_parameter", "set_independent",
+    "Engine",
+    "ZeroShardError",
+    "initialize",
+    "load_safetensors",
+    "register_external_parameter",
+    "set_independent",
     "zero",
 ]

@@ -1,6 +1,7 @@
 """The one place that reaches for the native module.
 
-`native()` returns an object with `attach(...) -> Session`. Tests put a stand-in there with `use(...)`.
+`native()` returns an object with `attach(...) -> Session`. Tests put a stand-in there with
+`use(...)`.
 """
 
 _override = None

@@ -1,8 +1,9 @@
 """Checkpoints and model files.
 
-A checkpoint is written and read by the daemon, in its own directory and under a name; clients never send paths. What
-lies in the trainer's `save_dir` is small: `<tag>/zeroshard.json` (name, step, client_state) and `latest`.
-A model file (safetensors, docs: https://github.com/huggingface/safetensors) is streamed by rank 0, unit by unit.
+A checkpoint is written and read by the daemon, in its own directory and under a name; clients never
+send paths. What lies in the trainer's `save_dir` is small: `<tag>/zeroshard.json` (name, step,
+client_state) and `latest`. A model file (safetensors, docs:
+https://github.com/huggingface/safetensors) is streamed by rank 0, unit by unit.
 """
 
 import json
@@ -18,30 +19,47 @@ from zeroshard.errors import ZeroShardError, invalid, misuse
 _TAG = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _FILE = "zeroshard.json"
 _SAFETENSORS = {
-    torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64", torch.int64: "I64",
-    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
 }
 
 
 def save(engine, save_dir, tag, client_state, exclude_frozen):
     if engine._gradients is not None and engine._gradients.logical_steps:
-        raise misuse("save_checkpoint: gradients of an unfinished step are on their way; call it after step()")
+        raise misuse(
+            "save_checkpoint: gradients of an unfinished step are on their way; "
+            "call it after step()"
+        )
     tag = f"global_step{engine.global_steps}" if tag is None else str(tag)
     if not _TAG.fullmatch(tag):
         raise invalid(f"save_checkpoint: tag {tag!r} must be 1 to 64 of A-Z a-z 0-9 . _ -")
     if engine.global_rank != 0:
         return True
     document = {
-        "step": engine.global_steps, "updates": engine._updates, "loss_scale": engine.loss_scale,
+        "step": engine.global_steps,
+        "updates": engine._updates,
+        "loss_scale": engine.loss_scale,
         "client_state": client_state,
     }
     try:
         json.dumps(document)
     except (TypeError, ValueError) as error:
-        raise invalid(f"save_checkpoint: client_state must be made of JSON values: {error}") from error
+        raise invalid(
+            f"save_checkpoint: client_state must be made of JSON values: {error}"
+        ) from error
     directory = os.path.join(save_dir, tag)
     os.makedirs(directory, exist_ok=True)
-    document["name"], reply = _save_under_free_name(engine.session, f"{tag}-{engine.global_steps}", exclude_frozen)
+    document["name"], reply = _save_under_free_name(
+        engine.session, f"{tag}-{engine.global_steps}", exclude_frozen
+    )
     document["directory"] = reply["directory"]
     _write_whole(os.path.join(directory, _FILE), json.dumps(document, indent=1).encode())
     _write_whole(os.path.join(save_dir, "latest"), tag.encode())
@@ -83,7 +101,9 @@ def load(engine, load_dir, tag, parameters_only):
     except OSError as error:
         raise ZeroShardError(f"load_checkpoint: {error}", "NOT_FOUND") from error
     except ValueError as error:
-        raise ZeroShardError(f"load_checkpoint: {path}/{_FILE} is damaged: {error}", "DATA_LOSS") from error
+        raise ZeroShardError(
+            f"load_checkpoint: {path}/{_FILE} is damaged: {error}", "DATA_LOSS"
+        ) from error
     for unit in engine._table.units:
         with _Alone(engine, unit):
             pass  # readable, so no rank is still putting initial values
@@ -155,7 +175,9 @@ def load_state_dict(engine, values, strict=True):
     names = _names(engine)
     known = {n for group in names.values() for n in group}
     buffers = dict(_unmanaged(engine))
-    missing = sorted(n for group in names.values() if not any(n in values for n in group) for n in group[:1])
+    missing = sorted(
+        n for group in names.values() if not any(n in values for n in group) for n in group[:1]
+    )
     missing += sorted(n for n in buffers if n not in values)
     unexpected = sorted(n for n in values if n not in known and n not in buffers)
     if strict and (missing or unexpected):
@@ -183,12 +205,15 @@ def replace(engine, replacements, rank):
         for unit in engine._table.units:
             if unit.elements and any(id(p) in replacements for p in unit.parameters):
                 with _Alone(engine, unit):
-                    initial.put_unit(engine.session, unit, lambda p: replacements.get(id(p), p.zeroshard.view))
+                    initial.put_unit(
+                        engine.session, unit, lambda p: replacements.get(id(p), p.zeroshard.view)
+                    )
     engine.barrier()
 
 
 def save_model(engine, save_dir, filename):
-    """Writes model.safetensors; memory grows by one unit. Returns its path on rank 0, None elsewhere."""
+    """Writes model.safetensors; memory grows by one unit. Returns its path on rank 0, None
+    elsewhere."""
     if engine.global_rank != 0:
         return None
     os.makedirs(save_dir, exist_ok=True)
@@ -223,10 +248,15 @@ def save_model(engine, save_dir, filename):
 
 def _describe(header, name, tensor, offset):
     if tensor.dtype not in _SAFETENSORS:
-        raise invalid(f"save_16bit_model: {name} has data type {tensor.dtype}, which safetensors does not know")
+        raise invalid(
+            f"save_16bit_model: {name} has data type {tensor.dtype}, "
+            "which safetensors does not know"
+        )
     size = tensor.numel() * tensor.element_size()
     header[name] = {
-        "dtype": _SAFETENSORS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, offset + size],
+        "dtype": _SAFETENSORS[tensor.dtype],
+        "shape": list(tensor.shape),
+        "data_offsets": [offset, offset + size],
     }
     return offset + size
 
@@ -234,7 +264,8 @@ def _describe(header, name, tensor, offset):
 def _write_tensor(file, tensor):
     if tensor.numel():
         flat = tensor.detach().contiguous().view(-1)
-        # A scalar or odd-sized tensor cannot be viewed as bytes in PyTorch 1.13 by .view(dtype); numpy's can.
+        # A scalar or odd-sized tensor cannot be viewed as bytes in PyTorch 1.13 by .view(dtype);
+        # numpy's can.
         flat = flat.view(torch.int16) if flat.element_size() == 2 else flat
         file.write(memoryview(flat.numpy()).cast("B"))
 
@@ -252,7 +283,15 @@ def load_safetensors(path):
             continue
         begin, end = entry["data_offsets"]
         dtype = kinds[entry["dtype"]]
-        values = torch.frombuffer(data, dtype=dtype, count=(end - begin) // torch.empty(0, dtype=dtype).element_size(),
-                                  offset=begin) if end > begin else torch.empty(0, dtype=dtype)
+        values = (
+            torch.frombuffer(
+                data,
+                dtype=dtype,
+                count=(end - begin) // torch.empty(0, dtype=dtype).element_size(),
+                offset=begin,
+            )
+            if end > begin
+            else torch.empty(0, dtype=dtype)
+        )
         result[name] = values.view(entry["shape"]).clone()
     return result

@@ -1,11 +1,13 @@
-"""The loader that zeroshard.initialize makes of `training_data`: each rank its part, resumable at any batch."""
+"""The loader that zeroshard.initialize makes of `training_data`: each rank its part, resumable at
+any batch."""
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 
 class _Batches:
-    """Batches of indices of one rank: a permutation by (seed, epoch), dealt out to the ranks in turn."""
+    """Batches of indices of one rank: a permutation by (seed, epoch), dealt out to the ranks in
+    turn."""
 
     def __init__(self, size, batch_size, rank, world_size, seed, shuffle, drop_last):
         self.size, self.batch_size, self.rank, self.world_size = size, batch_size, rank, world_size
@@ -38,17 +40,35 @@ class _Batches:
 class ShardedLoader:
     """Iterates over one epoch at a time; remembers (epoch, batches taken)."""
 
-    def __init__(self, dataset, batch_size, rank, world_size, collate_fn=None, seed=0, shuffle=True,
-                 drop_last=False, num_workers=0):
+    def __init__(
+        self,
+        dataset,
+        batch_size,
+        rank,
+        world_size,
+        collate_fn=None,
+        seed=0,
+        shuffle=True,
+        drop_last=False,
+        num_workers=0,
+    ):
         self.epoch = 0
         self.position = 0
         self._resume = None
-        options = {"collate_fn": collate_fn, "num_workers": num_workers, "generator": torch.Generator()}
+        options = {
+            "collate_fn": collate_fn,
+            "num_workers": num_workers,
+            "generator": torch.Generator(),
+        }
         if isinstance(dataset, IterableDataset):
             self._batches = None
-            self._loader = DataLoader(dataset, batch_size=batch_size, drop_last=drop_last, **options)
+            self._loader = DataLoader(
+                dataset, batch_size=batch_size, drop_last=drop_last, **options
+            )
         else:
-            self._batches = _Batches(len(dataset), batch_size, rank, world_size, seed, shuffle, drop_last)
+            self._batches = _Batches(
+                len(dataset), batch_size, rank, world_size, seed, shuffle, drop_last
+            )
             self._loader = DataLoader(dataset, batch_sampler=self._batches, **options)
 
     def __len__(self):

@@ -1,8 +1,9 @@
 """The part of a ds_config.json that the trainer itself needs: data types, optimizer, leaf modules.
 
-The daemon resolves and checks the whole file and is the authority; the text is sent to it as written. This
-reader accepts what DeepSpeed's accepts (Hjson): comments with #, // and /* */, trailing commas, unquoted keys,
-single quotes, and unquoted strings that run to the end of their line.
+The daemon resolves and checks the whole file and is the authority; the text is sent to it as
+written. This reader accepts what DeepSpeed's accepts (Hjson): comments with #, // and /* */,
+trailing commas, unquoted keys, single quotes, and unquoted strings that run to the end of their
+line.
 """
 
 import base64
@@ -124,7 +125,9 @@ def parse(text):
         parser = _Parser(text)
         value = parser.value() if parser.peek() == "{" else _Parser("{" + text + "\n}").value()
     if not isinstance(value, dict):
-        raise invalid(f"config: expected an object of keys and values, found {type(value).__name__}")
+        raise invalid(
+            f"config: expected an object of keys and values, found {type(value).__name__}"
+        )
     return value
 
 
@@ -152,7 +155,8 @@ class DsConfig:
         return torch.float32
 
     def leaf_modules(self):
-        """(classes, names, name suffixes) of zero_optimization.leaf_module; a bare string is one name."""
+        """(classes, names, name suffixes) of zero_optimization.leaf_module; a bare string is one
+        name."""
         result = []
         for key in ("classes", "names", "name_suffixes"):
             value = self.get("zero_optimization.leaf_module." + key, [])

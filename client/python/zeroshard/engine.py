@@ -4,8 +4,8 @@
     engine.backward(loss)         # gradients leave as they are complete
     engine.step()                 # at the accumulation boundary: one update of the whole job
 
-All calls come from the thread that trains. Every `backward` is one micro-step. `step` raises ZeroShardError when the
-job cannot go on; what was committed stays in the daemon.
+All calls come from the thread that trains. Every `backward` is one micro-step. `step` raises
+ZeroShardError when the job cannot go on; what was committed stays in the daemon.
 """
 
 import contextlib
@@ -64,7 +64,8 @@ class Engine(torch.nn.Module):
                 for parameter in module.parameters():
                     self._unit_by_id[id(parameter)].alone = True
 
-    # --- forward and backward -------------------------------------------------------------------------------
+    # --- forward and backward
+    # -------------------------------------------------------------------------------
 
     def forward(self, *args, **kwargs):
         self._check_open()
@@ -88,9 +89,9 @@ class Engine(torch.nn.Module):
         self._cycle_open = kind == "train"
 
     def backward(self, loss, weight=None, retain_graph=False, **unused):
-        """Runs backward from `loss` (the mean over this rank's part of the micro-batch; not divided by the
-        accumulation steps). `weight`: the number of tokens that the loss is a mean over; the update then follows the
-        mean over all tokens of all ranks and micro-steps."""
+        """Runs backward from `loss` (the mean over this rank's part of the micro-batch; not divided
+        by the accumulation steps). `weight`: the number of tokens that the loss is a mean over; the
+        update then follows the mean over all tokens of all ranks and micro-steps."""
         if self._gradients is None:
             raise misuse("this job is forward-only: it was initialized without an optimizer")
         self._check_open()
@@ -122,7 +123,9 @@ class Engine(torch.nn.Module):
         if self.in_backward or self._gradients is None:
             return
         if self._loss_scale != 1.0 and not self._scaled:
-            raise misuse("with a loss scale use engine.backward(loss), or engine.scale(loss).backward()")
+            raise misuse(
+                "with a loss scale use engine.backward(loss), or engine.scale(loss).backward()"
+            )
         self._begin_backward(None)
         Variable._execution_engine.queue_callback(self._end_backward)
 
@@ -144,7 +147,8 @@ class Engine(torch.nn.Module):
         self._cycle_open = False
         self.in_backward = False
 
-    # --- step -----------------------------------------------------------------------------------------------
+    # --- step -------------------------------------------------------------------------------------
+    # ----------
 
     def is_gradient_accumulation_boundary(self):
         """Whether the next step() applies the update."""
@@ -164,7 +168,13 @@ class Engine(torch.nn.Module):
         user_state = resume.capture(self)
         micro_steps, weight_total = self._gradients.take_step()
         request = self._session.step(
-            micro_steps, weight_total, self.optimizer.wire_groups(), user_state, hits, misses, wait_us
+            micro_steps,
+            weight_total,
+            self.optimizer.wire_groups(),
+            user_state,
+            hits,
+            misses,
+            wait_us,
         )
         self._session.wait(request)
         self._take_result(self._session.step_result())
@@ -177,8 +187,11 @@ class Engine(torch.nn.Module):
         self._grad_norm = float(result["grad_norm"]) if result["norm_valid"] else None
         if result["skipped"]:
             self.skipped_steps += 1
-            log.info("step %d skipped: a gradient was not finite; the loss scale is %g now", self.global_steps,
-                     self._loss_scale)
+            log.info(
+                "step %d skipped: a gradient was not finite; the loss scale is %g now",
+                self.global_steps,
+                self._loss_scale,
+            )
             return
         placeholder.bump_versions(p for u in self._table.units if u.trainable for p in u.parameters)
         self.optimizer.note_step()
@@ -190,7 +203,8 @@ class Engine(torch.nn.Module):
         for parameter in self.module.parameters():
             parameter.grad = None
 
-    # --- what scripts ask -----------------------------------------------------------------------------------
+    # --- what scripts ask
+    # -----------------------------------------------------------------------------------
 
     @property
     def session(self):
@@ -224,7 +238,8 @@ class Engine(torch.nn.Module):
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def get_global_grad_norm(self):
-        """The norm before clipping of the last step; None before the first one or when it was not finite."""
+        """The norm before clipping of the last step; None before the first one or when it was not
+        finite."""
         return self._grad_norm
 
     def gradient_accumulation_steps(self):
@@ -248,8 +263,8 @@ class Engine(torch.nn.Module):
         return int(self._session.world_size)
 
     def barrier(self):
-        """Returns when all ranks have called it. Rare operations only: without torch.distributed it is made of an
-        Attach to a job of its own, which returns when all ranks are there."""
+        """Returns when all ranks have called it. Rare operations only: without torch.distributed it
+        is made of an Attach to a job of its own, which returns when all ranks are there."""
         self._barriers += 1
         if self.world_size == 1:
             return
@@ -262,14 +277,17 @@ class Engine(torch.nn.Module):
         meeting.close()
 
     _barriers = 0
-    _rejoin = None  # (attach a job of this name with the same ranks, name of this job); set by initialize
+    _rejoin = (
+        None  # (attach a job of this name with the same ranks, name of this job); set by initialize
+    )
 
     def unit_of(self, parameter):
         return self._unit_by_id.get(id(parameter))
 
     @contextlib.contextmanager
     def no_sync(self):
-        """For scripts written for DDP; gradients leave in every backward here, as memory demands."""
+        """For scripts written for DDP; gradients leave in every backward here, as memory
+        demands."""
         yield
 
     def __getattr__(self, name):
@@ -281,9 +299,12 @@ class Engine(torch.nn.Module):
                 raise
             return getattr(module, name)
 
-    # --- saving and leaving ---------------------------------------------------------------------------------
+    # --- saving and leaving
+    # ---------------------------------------------------------------------------------
 
-    def save_checkpoint(self, save_dir, tag=None, client_state=None, exclude_frozen_parameters=False, **unused):
+    def save_checkpoint(
+        self, save_dir, tag=None, client_state=None, exclude_frozen_parameters=False, **unused
+    ):
         return checkpoint.save(self, save_dir, tag, client_state or {}, exclude_frozen_parameters)
 
     def load_checkpoint(self, load_dir, tag=None, load_module_only=False, **unused):
@@ -321,7 +342,10 @@ class Engine(torch.nn.Module):
 
 
 def _refuse_closed(parameter, func):
-    raise misuse(f"parameter {parameter.zeroshard.name!r} is gone: its engine was destroyed. Save the model before that")
+    raise misuse(
+        f"parameter {parameter.zeroshard.name!r} is gone: its engine was destroyed. "
+        "Save the model before that"
+    )
 
 
 def _cast_inputs(value, dtype):

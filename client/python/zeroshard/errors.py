@@ -4,8 +4,8 @@
 class ZeroShardError(RuntimeError):
     """Anything that the daemon, a worker or this package refuses.
 
-    `code` is the name of a gRPC status code: INVALID_ARGUMENT and FAILED_PRECONDITION are the caller's
-    mistakes and leave everything as it was; UNAVAILABLE, DEADLINE_EXCEEDED, DATA_LOSS and
+    `code` is the name of a gRPC status code: INVALID_ARGUMENT and FAILED_PRECONDITION are the
+    caller's mistakes and leave everything as it was; UNAVAILABLE, DEADLINE_EXCEEDED, DATA_LOSS and
     RESOURCE_EXHAUSTED mean that the world failed.
     """
 

@@ -1,13 +1,15 @@
 """From `parameter.grad` to the worker: each unit's gradient goes as soon as it is complete.
 
-A hook behind every parameter's AccumulateGrad node notes that its gradient is final for this backward pass. When all
-trainable parameters of a unit have one, they are copied into a slot of the gradient window and scattered; `.grad`
-becomes None at once, so no rank ever holds more than the gradients of units that are not complete. The rest goes when
-backward ends, with a bitmap that says which parameters have a gradient: absent is not zero.
+A hook behind every parameter's AccumulateGrad node notes that its gradient is final for this
+backward pass. When all trainable parameters of a unit have one, they are copied into a slot of the
+gradient window and scattered; `.grad` becomes None at once, so no rank ever holds more than the
+gradients of units that are not complete. The rest goes when backward ends, with a bitmap that says
+which parameters have a gradient: absent is not zero.
 
-A tied parameter gets its gradient in parts when recomputation nests backward passes, so its unit waits for the end
-of backward. Should any other parameter get a second part after its unit was sent, that part travels as a further
-micro-step (they are summed), and the unit waits for the end from then on.
+A tied parameter gets its gradient in parts when recomputation nests backward passes, so its unit
+waits for the end of backward. Should any other parameter get a second part after its unit was sent,
+that part travels as a further micro-step (they are summed), and the unit waits for the end from
+then on.
 """
 
 import math
@@ -19,15 +21,16 @@ from zeroshard.units import view_of_window
 
 
 class Gradients:
-    """One thread. `phase` is the engine (in_backward, enter_backward()). `on_unit_done(unit)` is called when the last gradient of a unit has appeared."""
+    """One thread. `phase` is the engine (in_backward, enter_backward()). `on_unit_done(unit)` is
+    called when the last gradient of a unit has appeared."""
 
     def __init__(self, session, table, phase, on_unit_done):
         self.session = session
         self.table = table
         self.phase = phase
         self.on_unit_done = on_unit_done
-        self.micro_step = 0          # micro-steps sent to the worker since the last step
-        self.logical_steps = 0       # backward passes since the last step
+        self.micro_step = 0  # micro-steps sent to the worker since the last step
+        self.logical_steps = 0  # backward passes since the last step
         self.weight_total = 0.0
         self.weighted = False
         self.bytes_in_flight_peak = 0
@@ -43,7 +46,8 @@ class Gradients:
                     self._watch(unit, position, parameter)
 
     def _watch(self, unit, position, parameter):
-        # expand_as needs real values only in name; the parameter shows its placeholder or window view here.
+        # expand_as needs real values only in name; the parameter shows its placeholder or window
+        # view here.
         with torch.enable_grad(), torch._C.DisableTorchFunction():
             node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
 
@@ -61,7 +65,10 @@ class Gradients:
         """A backward pass starts. `weight`: of this micro-step, None for one of equal parts."""
         if weight is not None:
             if not (math.isfinite(weight) and weight >= 0):
-                raise misuse(f"the weight of a micro-step must be a finite number of at least 0, found {weight}")
+                raise misuse(
+                    f"the weight of a micro-step must be a finite number of at least 0, "
+                    f"found {weight}"
+                )
             if self.logical_steps and not self.weighted and self.weight_total != self.logical_steps:
                 raise misuse("micro-steps with and without weight cannot be mixed in one step")
             self.weighted = True
@@ -132,7 +139,9 @@ class Gradients:
         if slot is None:
             return  # a unit of empty parameters has nothing to reduce
         count = len(gradients)
-        bitmap = b"" if present == (1 << count) - 1 else present.to_bytes((count + 7) // 8, "little")
+        bitmap = (
+            b"" if present == (1 << count) - 1 else present.to_bytes((count + 7) // 8, "little")
+        )
         self.session.scatter(unit.index, self.micro_step, offset, bitmap, self._weight)
 
     def _slot(self, unit, offset):
@@ -145,7 +154,8 @@ class Gradients:
         return whole[first : first + unit.elements]
 
     def take_step(self):
-        """(micro_steps, weight_total) of the step that is about to be taken; starts the next one."""
+        """(micro_steps, weight_total) of the step that is about to be taken; starts the next
+        one."""
         micro_steps, total = self.micro_step, self.weight_total
         if not self.weighted and self.micro_step == self.logical_steps:
             total = 0.0

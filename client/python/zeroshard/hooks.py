@@ -1,11 +1,13 @@
-"""Stage 3: module hooks that gather a unit before its module runs forward or backward, and release it after.
+"""Stage 3: module hooks that gather a unit before its module runs forward or backward, and release
+it after.
 
-Forward: a pre-hook gathers, the hook after it lets go (the unit stays until another one is needed, so modules that
-share a unit do not gather it twice). Backward: a hook on the module's outputs gathers before the first backward node
-of the module runs; the unit is released when the gradients of its parameters are complete *and* those of the module's
-inputs are (a hook on an alias of each input), because a node that needs the values can be behind either. Whatever
-is left is released when backward ends. A forward that runs during backward is a recomputation: its unit is
-kept for the backward that follows.
+Forward: a pre-hook gathers, the hook after it lets go (the unit stays until another one is needed,
+so modules that share a unit do not gather it twice). Backward: a hook on the module's outputs
+gathers before the first backward node of the module runs; the unit is released when the gradients
+of its parameters are complete *and* those of the module's inputs are (a hook on an alias of each
+input), because a node that needs the values can be behind either. Whatever is left is released when
+backward ends. A forward that runs during backward is a recomputation: its unit is kept for the
+backward that follows.
 """
 
 import inspect
@@ -20,7 +22,8 @@ _INDEPENDENT = "_zeroshard_independent"
 
 
 def register_external_parameter(module, parameter):
-    """Says that `module`'s forward uses `parameter`, which another module owns (a tied head, for example)."""
+    """Says that `module`'s forward uses `parameter`, which another module owns (a tied head, for
+    example)."""
     if not isinstance(module, torch.nn.Module) or not isinstance(parameter, torch.nn.Parameter):
         raise misuse("register_external_parameter takes a module and a parameter")
     externals = module.__dict__.setdefault(_EXTERNAL, [])
@@ -29,8 +32,8 @@ def register_external_parameter(module, parameter):
 
 
 def set_independent(module):
-    """Says that ranks may run `module` at different times or not at all (an expert): its parameters are gathered
-    by each rank alone, outside of the order that all ranks share."""
+    """Says that ranks may run `module` at different times or not at all (an expert): its parameters
+    are gathered by each rank alone, outside of the order that all ranks share."""
     module.__dict__[_INDEPENDENT] = True
     return module
 
@@ -51,8 +54,8 @@ class _Call:
     def __init__(self, record, recompute):
         self.record = record
         self.units = list(record.units)
-        self.inputs = 0      # input aliases with a hook
-        self.remaining = 0   # of them, those whose gradient is still to come in this backward
+        self.inputs = 0  # input aliases with a hook
+        self.remaining = 0  # of them, those whose gradient is still to come in this backward
         self.recompute = recompute
 
 
@@ -66,7 +69,8 @@ class _Record:
 
 
 class ModuleHooks:
-    """One thread. `phase` is the engine's view of the pass: phase.in_backward, phase.enter_backward()."""
+    """One thread. `phase` is the engine's view of the pass: phase.in_backward,
+    phase.enter_backward()."""
 
     def __init__(self, model, table, unit_of, phase, leaves):
         self.table = table
@@ -75,7 +79,8 @@ class ModuleHooks:
         self.stack = []
         self._handles = []
         self._with_kwargs = _accepts(torch.nn.Module.register_forward_pre_hook, "with_kwargs")
-        # A recomputation may stop early by an exception (PyTorch 2): the hook must run all the same.
+        # A recomputation may stop early by an exception (PyTorch 2): the hook must run all the
+        # same.
         always = _accepts(torch.nn.Module.register_forward_hook, "always_call")
         self._after_options = {"always_call": True} if always else {}
         inside = set()
@@ -100,11 +105,13 @@ class ModuleHooks:
 
     def _hook(self, module, record):
         if self._with_kwargs:
+
             def before(module, args, kwargs):
                 return self.before_forward(record, args, kwargs)
 
             self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
         else:
+
             def before(module, args):
                 changed = self.before_forward(record, args, {})
                 return None if changed is None else changed[0]
@@ -151,7 +158,9 @@ class ModuleHooks:
                 found = _visit_tensors(output, lambda t: self._watch_output(call, t))
                 for unit in call.units:
                     unit.soft = unit.soft or call.recompute
-                    unit.held = unit.held or not found  # no way to see its backward come: it stays until the end
+                    unit.held = (
+                        unit.held or not found
+                    )  # no way to see its backward come: it stays until the end
             for unit in call.units:
                 unit.active -= 1
                 self.table.idle(unit)
@@ -191,14 +200,16 @@ class ModuleHooks:
             self.maybe_release(unit)
 
     def maybe_release(self, unit):
-        """Releases a unit whose backward is over; called when a gradient of it or of an input has appeared."""
+        """Releases a unit whose backward is over; called when a gradient of it or of an input has
+        appeared."""
         if not unit.live or unit.resident or unit.active or unit.pending:
             return
         if len(unit.fired) >= unit.trainable_count:
             self.table.release(unit)
 
     def touch(self, parameter, func):
-        """A placeholder was used: gathers it for the module or the recomputation that is running, or refuses."""
+        """A placeholder was used: gathers it for the module or the recomputation that is running,
+        or refuses."""
         unit = self.unit_of(parameter)
         if not self.stack and self.phase.in_backward:
             unit.held = True  # a checkpointed function that is not a module
@@ -239,7 +250,8 @@ def _map_tensors(value, function):
 
 
 def _visit_tensors(value, function):
-    """Calls `function` for every tensor in nested containers; False when a part cannot be looked into."""
+    """Calls `function` for every tensor in nested containers; False when a part cannot be looked
+    into."""
     if isinstance(value, torch.Tensor):
         function(value)
         return True
@@ -250,5 +262,7 @@ def _visit_tensors(value, function):
     if isinstance(value, (tuple, list)):
         return all([_visit_tensors(v, function) for v in value])
     if hasattr(value, "__dict__"):
-        return all([_visit_tensors(v, function) for v in vars(value).values()]) and bool(vars(value))
+        return all([_visit_tensors(v, function) for v in vars(value).values()]) and bool(
+            vars(value)
+        )
     return False

@@ -4,13 +4,15 @@
         model = HugeModel()
     engine, *_ = zeroshard.initialize(model=model, config=...)
 
-When the constructor of a module returns, every rank keeps 1/R of each of its parameters and forgets the rest, so that
-no rank ever holds the whole model; zeroshard.initialize puts the parts into the daemon. All ranks must seed their
-random generators alike: each contributes its part of what should be the same values.
+When the constructor of a module returns, every rank keeps 1/R of each of its parameters and forgets
+the rest, so that no rank ever holds the whole model; zeroshard.initialize puts the parts into the
+daemon. All ranks must seed their random generators alike: each contributes its part of what should
+be the same values.
 
-A constructor that changes parameters of modules that are already complete (`self.apply(init_weights)`) works: the
-parameter is opened with this rank's values in place and NaN elsewhere, and sharded again afterwards. Overwriting it
-and element-wise changes are exact; anything that mixes elements gives NaN, which is noticed and refused.
+A constructor that changes parameters of modules that are already complete
+(`self.apply(init_weights)`) works: the parameter is opened with this rank's values in place and NaN
+elsewhere, and sharded again afterwards. Overwriting it and element-wise changes are exact; anything
+that mixes elements gives NaN, which is noticed and refused.
 """
 
 import functools
@@ -32,9 +34,21 @@ _MAX_OPEN = 4
 class Init:
     """Context in which modules are born sharded. With `module`, shards that one at once."""
 
-    def __init__(self, module=None, data_parallel_group=None, mem_efficient_linear=True, remote_device=None,
-                 pin_memory=False, config_dict_or_path=None, config=None, enabled=True, dtype=None, mpu=None,
-                 rank=None, world_size=None):
+    def __init__(
+        self,
+        module=None,
+        data_parallel_group=None,
+        mem_efficient_linear=True,
+        remote_device=None,
+        pin_memory=False,
+        config_dict_or_path=None,
+        config=None,
+        enabled=True,
+        dtype=None,
+        mpu=None,
+        rank=None,
+        world_size=None,
+    ):
         self.enabled = enabled
         self.rank = int(os.environ.get("RANK", 0)) if rank is None else rank
         self.world_size = int(os.environ.get("WORLD_SIZE", 1)) if world_size is None else world_size
@@ -61,7 +75,11 @@ class Init:
     def module_done(self, module):
         self._close_all()
         for key, parameter in module._parameters.items():
-            if parameter is not None and parameter.is_floating_point() and not hasattr(parameter, "zeroshard"):
+            if (
+                parameter is not None
+                and parameter.is_floating_point()
+                and not hasattr(parameter, "zeroshard")
+            ):
                 self._shard(parameter, f"{type(module).__name__}.{key}")
 
     def _shard(self, parameter, name):
@@ -78,10 +96,15 @@ class Init:
         parts = []
         for begin, end, old in handle.born:
             values = flat[begin:end].clone()
-            if old is not None and bool(torch.isnan(values).any()) and not bool(torch.isnan(old).any()):
+            if (
+                old is not None
+                and bool(torch.isnan(values).any())
+                and not bool(torch.isnan(old).any())
+            ):
                 raise misuse(
-                    f"parameter {handle.name!r} was born sharded and then changed in a way that mixes its elements; "
-                    "do that inside the module's own constructor, or after zeroshard.initialize with GatheredParameters"
+                    f"parameter {handle.name!r} was born sharded and then changed in a way "
+                    "that mixes its elements; do that inside the module's own constructor, or after "
+                    "zeroshard.initialize with GatheredParameters"
                 )
             parts.append((begin, end, values))
         handle.born = parts
@@ -106,8 +129,8 @@ def _touch(parameter, func):
     active = getattr(_local, "active", None)
     if active is None:
         raise misuse(
-            f"parameter {parameter.zeroshard.name!r} was born sharded (zeroshard.zero.Init) and has no values until "
-            "zeroshard.initialize; afterwards use zeroshard.zero.GatheredParameters"
+            f"parameter {parameter.zeroshard.name!r} was born sharded (zeroshard.zero.Init) "
+            "and has no values until zeroshard.initialize; afterwards use zeroshard.zero.GatheredParameters"
         )
     active.open(parameter)
 

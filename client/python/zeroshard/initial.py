@@ -1,7 +1,7 @@
 """Puts parameter values into the daemon: initial ones, loaded ones, modified ones.
 
-Values travel through this rank's gradient window in whole grains of 256 elements. A replicated model is put by rank
-0; of a model born sharded (init.py) every rank puts what it kept.
+Values travel through this rank's gradient window in whole grains of 256 elements. A replicated
+model is put by rank 0; of a model born sharded (init.py) every rank puts what it kept.
 """
 
 import torch
@@ -10,14 +10,22 @@ from zeroshard.units import view_of_window
 
 GRAIN = 256
 CHUNK = 1 << 20  # elements of one put
-_EDGE = 256      # elements at both ends of a parameter that every rank keeps
+_EDGE = 256  # elements at both ends of a parameter that every rank keeps
 
 
 def kept_segments(elements, rank, world_size):
-    """The [begin, end) runs of a parameter that `rank` keeps when it is born sharded: its 1/R (and up to a grain
-    more, for grains are put whole), and both ends, whose grains are shared with other parameters."""
+    """The [begin, end) runs of a parameter that `rank` keeps when it is born sharded: its 1/R (and
+    up to a grain more, for grains are put whole), and both ends, whose grains are shared with other
+    parameters.
+    """
     begin, end = elements * rank // world_size, elements * (rank + 1) // world_size
-    runs = sorted([(0, min(_EDGE, elements)), (begin, min(end + GRAIN, elements)), (max(0, elements - _EDGE), elements)])
+    runs = sorted(
+        [
+            (0, min(_EDGE, elements)),
+            (begin, min(end + GRAIN, elements)),
+            (max(0, elements - _EDGE), elements),
+        ]
+    )
     merged = []
     for begin, end in runs:
         if merged and begin <= merged[-1][1]:
@@ -34,7 +42,11 @@ def put_model(session, table, rank, world_size):
         if unit.elements == 0:
             continue
         born = any(p.zeroshard.born is not None for p in unit.parameters)
-        runs = _runs_of(unit, rank, world_size) if born else ([(0, unit.elements)] if rank == 0 else [])
+        runs = (
+            _runs_of(unit, rank, world_size)
+            if born
+            else ([(0, unit.elements)] if rank == 0 else [])
+        )
         for begin, end in runs:
             for first in range(begin, end, CHUNK):
                 requests.append(_put(session, unit, first, min(first + CHUNK, end), _copy_initial))
@@ -82,8 +94,9 @@ def _copy_initial(parameter, begin, end, target):
 
 
 def _runs_of(unit, rank, world_size):
-    """Element ranges of whole grains that `rank` puts. A grain inside one parameter belongs to the rank that keeps its
-    first element; grains that several parameters share are known to all and put by rank 0."""
+    """Element ranges of whole grains that `rank` puts. A grain inside one parameter belongs to the
+    rank that keeps its first element; grains that several parameters share are known to all and put
+    by rank 0."""
     grains = unit.elements // GRAIN
     runs, inside = [], []
     for offset, elements in unit.places:

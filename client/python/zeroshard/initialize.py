@@ -11,7 +11,16 @@ import weakref
 
 import torch
 
-from zeroshard import backend, checkpoint, initial, manifest, optimizer as optimizers, placeholder, resume, schedulers
+from zeroshard import (
+    backend,
+    checkpoint,
+    initial,
+    manifest,
+    optimizer as optimizers,
+    placeholder,
+    resume,
+    schedulers,
+)
 from zeroshard.data import ShardedLoader
 from zeroshard.ds_config import DsConfig
 from zeroshard.engine import Engine
@@ -22,22 +31,46 @@ log = logging.getLogger("zeroshard")
 _engines = weakref.WeakSet()
 
 
-def initialize(args=None, model=None, optimizer=None, model_parameters=None, training_data=None, lr_scheduler=None,
-               distributed_port=None, mpu=None, dist_init_required=None, collate_fn=None, config=None,
-               mesh_param=None, config_params=None, job=None, *, rank=None, world_size=None, local_ranks=None,
-               socket=None, overrides=None, timeout_ms=0, seed=0):
-    """Joins (or creates) `job` as one rank and returns (engine, optimizer, training_dataloader, lr_scheduler).
+def initialize(
+    args=None,
+    model=None,
+    optimizer=None,
+    model_parameters=None,
+    training_data=None,
+    lr_scheduler=None,
+    distributed_port=None,
+    mpu=None,
+    dist_init_required=None,
+    collate_fn=None,
+    config=None,
+    mesh_param=None,
+    config_params=None,
+    job=None,
+    *,
+    rank=None,
+    world_size=None,
+    local_ranks=None,
+    socket=None,
+    overrides=None,
+    timeout_ms=0,
+    seed=0,
+):
+    """Joins (or creates) `job` as one rank and returns (engine, optimizer, training_dataloader,
+    lr_scheduler).
 
-    The first arguments are DeepSpeed's. `rank` and `world_size` default to RANK and WORLD_SIZE, as torchrun sets
-    them; `local_ranks`, the ranks of this job on this machine, to LOCAL_WORLD_SIZE; `job` to ZEROSHARD_JOB or
-    the script's name; `socket` to ZEROSHARD_SOCKET or the daemon's standard place. `overrides`: dotted config
-    key -> value, for "auto" entries. When the job exists, the engine stands at its last committed step with this
-    rank's random generators, scheduler, loader position and client_state restored.
+    The first arguments are DeepSpeed's. `rank` and `world_size` default to RANK and WORLD_SIZE, as
+    torchrun sets them; `local_ranks`, the ranks of this job on this machine, to LOCAL_WORLD_SIZE;
+    `job` to ZEROSHARD_JOB or the script's name; `socket` to ZEROSHARD_SOCKET or the daemon's
+    standard place. `overrides`: dotted config key -> value, for "auto" entries. When the job
+    exists, the engine stands at its last committed step with this rank's random generators,
+    scheduler, loader position and client_state restored.
     """
     if model is None:
         raise invalid("initialize: model is missing")
     if config is None:
-        config = config_params if config_params is not None else getattr(args, "deepspeed_config", None)
+        config = (
+            config_params if config_params is not None else getattr(args, "deepspeed_config", None)
+        )
     config = DsConfig(config)
     rank = int(os.environ.get("RANK", 0)) if rank is None else rank
     world_size = int(os.environ.get("WORLD_SIZE", 1)) if world_size is None else world_size
@@ -51,8 +84,16 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     texts = {key: json.dumps(value) for key, value in (overrides or {}).items()}
     socket, job = socket or os.environ.get("ZEROSHARD_SOCKET", ""), _job_name(job)
     session = backend.native().attach(
-        socket, job, rank, world_size, local_ranks, manifest.describe(entries, dtype),
-        sharded.wire_groups() if sharded is not None else [], config.text, {**from_optimizer, **texts}, timeout_ms,
+        socket,
+        job,
+        rank,
+        world_size,
+        local_ranks,
+        manifest.describe(entries, dtype),
+        sharded.wire_groups() if sharded is not None else [],
+        config.text,
+        {**from_optimizer, **texts},
+        timeout_ms,
         sharded is None,
     )
     if rank == 0:
@@ -61,16 +102,41 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     engine = _make_engine(model, session, sharded, config, entries)
 
     def meet(name):
-        point = [{"name": "point", "aliases": [], "shape": [1], "dtype": "float32", "trainable": False, "group": 0,
-                  "module": ""}]
-        return backend.native().attach(socket, name, rank, world_size, local_ranks, point, [],
-                                       '{"train_micro_batch_size_per_gpu": 1}', {}, timeout_ms, True)
+        point = [
+            {
+                "name": "point",
+                "aliases": [],
+                "shape": [1],
+                "dtype": "float32",
+                "trainable": False,
+                "group": 0,
+                "module": "",
+            }
+        ]
+        return backend.native().attach(
+            socket,
+            name,
+            rank,
+            world_size,
+            local_ranks,
+            point,
+            [],
+            '{"train_micro_batch_size_per_gpu": 1}',
+            {},
+            timeout_ms,
+            True,
+        )
 
     engine._rejoin = (meet, job)
     engine.lr_scheduler = _scheduler(lr_scheduler, session, engine.optimizer)
     if training_data is not None:
         engine.training_dataloader = ShardedLoader(
-            training_data, engine.train_micro_batch_size_per_gpu(), rank, world_size, collate_fn, seed,
+            training_data,
+            engine.train_micro_batch_size_per_gpu(),
+            rank,
+            world_size,
+            collate_fn,
+            seed,
             drop_last=bool(config.get("dataloader_drop_last", False)),
         )
     if sharded is not None and session.steps > 0:
@@ -126,7 +192,9 @@ def _state_dict(self, *args, destination=None, prefix="", keep_vars=False):
 
 
 def _load_state_dict(self, state_dict, strict=True, **unused):
-    missing, unexpected = checkpoint.load_state_dict(self.__dict__["_zeroshard_engine"](), state_dict, strict)
+    missing, unexpected = checkpoint.load_state_dict(
+        self.__dict__["_zeroshard_engine"](), state_dict, strict
+    )
     return torch.nn.modules.module._IncompatibleKeys(missing, unexpected)
 
 
@@ -136,7 +204,12 @@ def _leaves(model, config):
     for name, module in model.named_modules():
         kind = type(module)
         full = f"{kind.__module__}.{kind.__qualname__}"
-        if kind.__name__ in classes or full in classes or name in names or any(name.endswith(s) for s in suffixes):
+        if (
+            kind.__name__ in classes
+            or full in classes
+            or name in names
+            or any(name.endswith(s) for s in suffixes)
+        ):
             leaves.append(module)
     return leaves
 
@@ -162,7 +235,8 @@ def _job_name(job):
 
 @atexit.register
 def _leave():
-    """A script that ends well leaves its jobs. One that ends by an exception does not: its job waits for it."""
+    """A script that ends well leaves its jobs. One that ends by an exception does not: its job
+    waits for it."""
     if getattr(sys, "last_value", None) is not None:
         return
     for engine in list(_engines):

@@ -23,7 +23,8 @@ class Entry:
 
 
 def collect(model, optimizer):
-    """The managed parameters in registration order: floating-point ones, each once, ties as aliases."""
+    """The managed parameters in registration order: floating-point ones, each once, ties as
+    aliases."""
     entries, by_id = [], {}
     for module_name, module in _named_modules(model, "", ()):
         for key, parameter in module._parameters.items():
@@ -41,7 +42,9 @@ def collect(model, optimizer):
     for number, group in enumerate(optimizer.param_groups if optimizer is not None else ()):
         for parameter in group["params"]:
             if id(parameter) not in by_id:
-                raise invalid(f"optimizer: parameter group {number} has a parameter that is not in the model")
+                raise invalid(
+                    f"optimizer: parameter group {number} has a parameter that is not in the model"
+                )
             if parameter.requires_grad:
                 by_id[id(parameter)].group = number
     return entries
@@ -54,11 +57,14 @@ def _named_modules(module, prefix, seen):
     yield prefix, module
     for name, child in module._modules.items():
         if child is not None:
-            yield from _named_modules(child, f"{prefix}.{name}" if prefix else name, (*seen, id(module)))
+            yield from _named_modules(
+                child, f"{prefix}.{name}" if prefix else name, (*seen, id(module))
+            )
 
 
 def cast(model, entries, dtype):
-    """Brings parameters and floating-point buffers to the compute data type, as module.bfloat16() would."""
+    """Brings parameters and floating-point buffers to the compute data type, as module.bfloat16()
+    would."""
     for entry in entries:
         parameter = entry.parameter
         if placeholder.is_released(parameter):
@@ -75,8 +81,13 @@ def describe(entries, dtype):
     """The manifest as the native module takes it."""
     return [
         {
-            "name": e.name, "aliases": e.aliases, "shape": list(e.parameter.shape), "dtype": _DTYPE_NAMES[dtype],
-            "trainable": e.trainable, "group": e.group or 0, "module": e.module,
+            "name": e.name,
+            "aliases": e.aliases,
+            "shape": list(e.parameter.shape),
+            "dtype": _DTYPE_NAMES[dtype],
+            "trainable": e.trainable,
+            "group": e.group or 0,
+            "module": e.module,
         }
         for e in entries
     ]

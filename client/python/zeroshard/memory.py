@@ -1,16 +1,19 @@
 """What this trainer's memory was used for, in PyTorch's terms.
 
-On CUDA the numbers are torch.cuda.max_memory_allocated and max_memory_reserved. On the CPU PyTorch keeps no such
-counts, so they are made from what can be known without a profiler:
+On CUDA the numbers are torch.cuda.max_memory_allocated and max_memory_reserved. On the CPU PyTorch
+keeps no such counts, so they are made from what can be known without a profiler:
 
-  activations   peak bytes of distinct storages that autograd saved for backward, parameters and windows left out
-                (counted by saved-tensor hooks, only inside `with engine.memory.measure():`; tensors inside a
-                checkpointed segment are not saved and not counted)
+  activations   peak bytes of distinct storages that autograd saved for backward, parameters and
+                windows left out (counted by saved-tensor hooks, only inside `with
+                engine.memory.measure():`; tensors inside a checkpointed segment are not saved and
+                not counted)
   gradients     peak bytes of `.grad` waiting to be scattered
   allocated     activations + gradients + buffers of the model
-  reserved      peak resident memory of the process that is its own (RssAnon, sampled at the ends of forward and
-                backward and at steps), as the caching allocator's "reserved" includes what it keeps
-  windows       resident shared memory (RssShmem): parameter and gradient windows, owned by the daemon
+  reserved      peak resident memory of the process that is its own (RssAnon, sampled at the ends of
+                forward and backward and at steps), as the caching allocator's "reserved" includes
+                what it keeps
+  windows       resident shared memory (RssShmem): parameter and gradient windows, owned by the
+  daemon
 """
 
 import contextlib
@@ -61,10 +64,15 @@ class Memory:
 
     @contextlib.contextmanager
     def measure(self):
-        """Counts activations and samples resident memory inside; costs a few microseconds an operation."""
+        """Counts activations and samples resident memory inside; costs a few microseconds an
+        operation."""
         self.measuring = True
         parameters = {id(p) for p in self._model.parameters()}
-        windows = {_storage(p.zeroshard.view).data_ptr() for p in self._model.parameters() if hasattr(p, "zeroshard")}
+        windows = {
+            _storage(p.zeroshard.view).data_ptr()
+            for p in self._model.parameters()
+            if hasattr(p, "zeroshard")
+        }
         storages = {}
 
         def pack(tensor):
@@ -108,7 +116,11 @@ class Memory:
             source, allocated = "cpu", self.peak_activations + gradients + buffers
             reserved = self.peak_reserved
         return {
-            "source": source, "peak_allocated": allocated, "peak_reserved": reserved,
-            "activations": self.peak_activations, "gradients": gradients, "buffers": buffers,
+            "source": source,
+            "peak_allocated": allocated,
+            "peak_reserved": reserved,
+            "activations": self.peak_activations,
+            "gradients": gradients,
+            "buffers": buffers,
             "windows": self.peak_windows,
         }

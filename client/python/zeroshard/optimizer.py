@@ -1,4 +1,5 @@
-"""The optimizer as the trainer sees it: parameter groups with hyperparameters. The update runs in the workers."""
+"""The optimizer as the trainer sees it: parameter groups with hyperparameters. The update runs in
+the workers."""
 
 import json
 
@@ -7,9 +8,19 @@ import torch
 from zeroshard.errors import invalid, misuse
 
 _ADAM_DEFAULTS = {
-    "lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "bias_correction": True,
+    "lr": 1e-3,
+    "betas": (0.9, 0.999),
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "bias_correction": True,
 }
-_SGD_DEFAULTS = {"lr": 1e-3, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
+_SGD_DEFAULTS = {
+    "lr": 1e-3,
+    "momentum": 0.0,
+    "dampening": 0.0,
+    "weight_decay": 0.0,
+    "nesterov": False,
+}
 
 
 def _defaults_of(kind):
@@ -17,8 +28,8 @@ def _defaults_of(kind):
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """Looks like a torch optimizer to schedulers and loggers; what is written to `param_groups` (lr, betas, eps,
-    weight_decay, momentum, ...) holds from the next step on."""
+    """Looks like a torch optimizer to schedulers and loggers; what is written to `param_groups`
+    (lr, betas, eps, weight_decay, momentum, ...) holds from the next step on."""
 
     def __init__(self, groups, defaults, client=None):
         super().__init__(groups, dict(defaults))
@@ -49,8 +60,12 @@ def wire_group(group):
     """The GroupOptions of one parameter group."""
     beta1, beta2 = group.get("betas", (0.9, 0.999))
     options = {
-        "lr": group["lr"], "weight_decay": group.get("weight_decay", 0.0), "beta1": beta1, "beta2": beta2,
-        "eps": group.get("eps", 1e-8), "momentum": group.get("momentum", 0.0),
+        "lr": group["lr"],
+        "weight_decay": group.get("weight_decay", 0.0),
+        "beta1": beta1,
+        "beta2": beta2,
+        "eps": group.get("eps", 1e-8),
+        "momentum": group.get("momentum", 0.0),
         "dampening": group.get("dampening", 0.0),
     }
     try:
@@ -77,10 +92,15 @@ def _values_of(client, config):
     params = {k: float(v) if isinstance(v, torch.Tensor) else v for k, v in params.items()}
     if name == "Adam":
         params["adam_w_mode"] = False
-    values = {"optimizer.type": name, **{"optimizer.params." + key: value for key, value in params.items()}}
+    values = {
+        "optimizer.type": name,
+        **{"optimizer.params." + key: value for key, value in params.items()},
+    }
     kind = config.get("optimizer.type")
     if kind is not None and str(kind).lower() != name.lower():
-        raise invalid(f"optimizer: a torch.optim.{name} was given, but the config's optimizer.type is {kind}")
+        raise invalid(
+            f"optimizer: a torch.optim.{name} was given, but the config's optimizer.type is {kind}"
+        )
     return {key: json.dumps(value) for key, value in values.items() if config.get(key) is None}
 
 
@@ -94,12 +114,15 @@ def _as_groups(model_parameters, model):
 
 
 def make(optimizer, model_parameters, model, config):
-    """Returns (ShardedOptimizer or None, overrides). None: no optimizer anywhere, a forward-only job."""
+    """Returns (ShardedOptimizer or None, overrides). None: no optimizer anywhere, a forward-only
+    job."""
     if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
         optimizer = optimizer(_as_groups(model_parameters, model))
     if optimizer is not None:
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise invalid(f"optimizer: expected a torch.optim optimizer, found {type(optimizer).__name__}")
+            raise invalid(
+                f"optimizer: expected a torch.optim optimizer, found {type(optimizer).__name__}"
+            )
         overrides = _values_of(optimizer, config)
         groups = [dict(group, params=list(group["params"])) for group in optimizer.param_groups]
         return ShardedOptimizer(groups, optimizer.defaults, optimizer), overrides

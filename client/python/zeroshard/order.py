@@ -1,7 +1,7 @@
 """The order in which units are gathered: recorded in one pass, followed in the next.
 
-All decisions depend on the sequence of calls alone, never on time, so all ranks that run the same model
-issue the same gathers in the same order, whether or not they prefetch.
+All decisions depend on the sequence of calls alone, never on time, so all ranks that run the same
+model issue the same gathers in the same order, whether or not they prefetch.
 """
 
 
@@ -33,7 +33,8 @@ class GatherOrder:
         self._following = False
 
     def note(self, unit):
-        """`unit` is needed now. Returns False when this is where the pass left the recorded order."""
+        """`unit` is needed now. Returns False when this is where the pass left the recorded
+        order."""
         if self._kind is None:
             return True
         self._recording.append(unit)

@@ -1,28 +1,32 @@
 """What a parameter is while its values are not here.
 
-A released parameter keeps its shape, data type and identity, but its storage is one NaN and its class is a
-subclass whose `__torch_function__` sees every use. Metadata may be read; any use of the values is handed to
-`on_touch`, which gathers the parameter if it may be used here and otherwise raises an error that names it.
+A released parameter keeps its shape, data type and identity, but its storage is one NaN and its
+class is a subclass whose `__torch_function__` sees every use. Metadata may be read; any use of the
+values is handed to `on_touch`, which gathers the parameter if it may be used here and otherwise
+raises an error that names it.
 """
 
 import torch
 
 from zeroshard.errors import misuse
 
-_DisableTorchFunction = getattr(torch._C, "DisableTorchFunctionSubclass", torch._C.DisableTorchFunction)
+_DisableTorchFunction = getattr(
+    torch._C, "DisableTorchFunctionSubclass", torch._C.DisableTorchFunction
+)
 
 
 def _metadata_functions():
     tensor = torch.Tensor
     attributes = (
-        "shape dtype device layout ndim requires_grad grad grad_fn is_leaf is_cuda is_sparse is_quantized "
-        "is_meta is_mkldnn is_cpu is_complex name names output_nr _version _backward_hooks retains_grad "
-        "itemsize nbytes _grad is_nested is_mps is_xpu is_vulkan is_ipu is_ort is_xla is_sparse_csr is_hpu"
+        "shape dtype device layout ndim requires_grad grad grad_fn is_leaf is_cuda is_sparse "
+        "is_quantized is_meta is_mkldnn is_cpu is_complex name names output_nr _version "
+        "_backward_hooks retains_grad itemsize nbytes _grad is_nested is_mps is_xpu is_vulkan is_ipu is_ort is_xla "
+        "is_sparse_csr is_hpu"
     )
     methods = (
-        "size numel nelement dim ndimension element_size is_floating_point is_complex is_contiguous stride "
-        "requires_grad_ register_hook retain_grad get_device __hash__ __len__ is_signed storage_offset "
-        "is_same_size _is_view __bool__ register_post_accumulate_grad_hook is_inference"
+        "size numel nelement dim ndimension element_size is_floating_point is_complex is_contiguous "
+        "stride requires_grad_ register_hook retain_grad get_device __hash__ __len__ is_signed "
+        "storage_offset is_same_size _is_view __bool__ register_post_accumulate_grad_hook is_inference"
     )
     allowed = set()
     for name in attributes.split():
@@ -100,7 +104,9 @@ class Handle:
         self.original = type(parameter)
         self.released = _released_class(self.original)
         with torch.no_grad():
-            self.placeholder = torch.full((), float("nan"), dtype=parameter.dtype).expand(parameter.shape)
+            self.placeholder = torch.full((), float("nan"), dtype=parameter.dtype).expand(
+                parameter.shape
+            )
         self.view = None
         self.born = None  # values of a parameter that was born sharded; see init.py
 
@@ -132,14 +138,15 @@ def refuse(parameter, func):
     name = parameter.zeroshard.name
     what = getattr(func, "__name__", str(func))
     raise misuse(
-        f"parameter {name!r} was used ({what}) outside of the forward pass of the module that owns it, where its "
-        "values are not gathered. Use `with zeroshard.zero.GatheredParameters([parameter]):`, or, if a module "
-        "uses the parameter of another one, zeroshard.register_external_parameter(module, parameter)"
+        f"parameter {name!r} was used ({what}) outside of the forward pass of the "
+        "module that owns it, where its values are not gathered. Use `with zeroshard.zero."
+        "GatheredParameters([parameter]):`, or, if a module uses the parameter of another one, zeroshard.register_external_parameter(module, parameter)"
     )
 
 
 def bump_versions(parameters):
-    """Tells autograd that the values changed, as an in-place optimizer would, without touching them."""
+    """Tells autograd that the values changed, as an in-place optimizer would, without touching
+    them."""
     with torch.no_grad(), _DisableTorchFunction():
         for parameter in parameters:
             parameter.as_strided((0,), (1,)).zero_()

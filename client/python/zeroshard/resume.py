@@ -1,8 +1,8 @@
 """What of the trainer goes into user_state at every step, and how it comes back.
 
-Captured before the update: random generators, hyperparameters and scheduler, loader position, client_state, and the
-number of updates until then. If the daemon has applied one more by the time it is read, the scheduler is stepped as
-the engine would have.
+Captured before the update: random generators, hyperparameters and scheduler, loader position,
+client_state, and the number of updates until then. If the daemon has applied one more by the time
+it is read, the scheduler is stepped as the engine would have.
 """
 
 import json
@@ -18,7 +18,10 @@ def capture(engine):
         "micro_steps": engine.micro_steps,
         "client_state": engine.client_state,
         "rng": rng,
-        "groups": [_plain({k: v for k, v in g.items() if k != "params"}) for g in engine.optimizer.param_groups],
+        "groups": [
+            _plain({k: v for k, v in g.items() if k != "params"})
+            for g in engine.optimizer.param_groups
+        ],
         "scheduler": _plain(scheduler.state_dict()) if scheduler is not None else None,
         "loader": loader.state_dict() if loader is not None else None,
     }
@@ -37,7 +40,9 @@ def restore(engine, data, updates, rng=True):
     groups = engine.optimizer.param_groups
     if len(groups) == len(values["groups"]):
         for group, stored in zip(groups, values["groups"]):
-            group.update({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in stored.items()})
+            group.update(
+                {k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in stored.items()}
+            )
     if engine.lr_scheduler is not None and values["scheduler"] is not None:
         current = engine.lr_scheduler.state_dict()
         engine.lr_scheduler.load_state_dict({**current, **values["scheduler"]})
@@ -49,7 +54,8 @@ def restore(engine, data, updates, rng=True):
 
 
 def _plain(values):
-    """The entries that JSON can hold; schedulers also keep functions, which their constructor makes again."""
+    """The entries that JSON can hold; schedulers also keep functions, which their constructor makes
+    again."""
     result = {}
     for key, value in values.items():
         try:

@@ -1,7 +1,9 @@
-"""DeepSpeed's learning-rate schedules, by the names and parameters of the config's `scheduler` block.
+"""DeepSpeed's learning-rate schedules, by the names and parameters of the config's `scheduler`
+block.
 
-Each is a pure function of `last_batch_iteration`, the number of schedule steps so far (-1 before the first).
-The engine steps it after every update that was applied; a skipped step (overflow) does not count.
+Each is a pure function of `last_batch_iteration`, the number of schedule steps so far (-1 before
+the first). The engine steps it after every update that was applied; a skipped step (overflow) does
+not count.
 """
 
 import json
@@ -71,8 +73,15 @@ def _warmup_kind(kind):
 class WarmupLR(Schedule):
     """lr = min + (max - min) * ratio(i), ratio reaching 1 at warmup_num_steps, then constant."""
 
-    def __init__(self, optimizer, warmup_min_lr=0.0, warmup_max_lr=0.001, warmup_num_steps=1000,
-                 warmup_type="log", last_batch_iteration=-1):
+    def __init__(
+        self,
+        optimizer,
+        warmup_min_lr=0.0,
+        warmup_max_lr=0.001,
+        warmup_num_steps=1000,
+        warmup_type="log",
+        last_batch_iteration=-1,
+    ):
         self.optimizer = optimizer
         self.min_lrs = self._per_group(warmup_min_lr)
         self.max_lrs = self._per_group(warmup_max_lr)
@@ -96,11 +105,25 @@ class WarmupLR(Schedule):
 class WarmupDecayLR(WarmupLR):
     """WarmupLR, then linearly down to min at total_num_steps."""
 
-    def __init__(self, optimizer, total_num_steps, warmup_min_lr=0.0, warmup_max_lr=0.001,
-                 warmup_num_steps=1000, warmup_type="log", last_batch_iteration=-1):
+    def __init__(
+        self,
+        optimizer,
+        total_num_steps,
+        warmup_min_lr=0.0,
+        warmup_max_lr=0.001,
+        warmup_num_steps=1000,
+        warmup_type="log",
+        last_batch_iteration=-1,
+    ):
         self.total_num_steps = int(total_num_steps)
-        super().__init__(optimizer, warmup_min_lr, warmup_max_lr, warmup_num_steps, warmup_type,
-                         last_batch_iteration)
+        super().__init__(
+            optimizer,
+            warmup_min_lr,
+            warmup_max_lr,
+            warmup_num_steps,
+            warmup_type,
+            last_batch_iteration,
+        )
 
     def ratio(self, iteration):
         if iteration < self.warmup_num_steps:
@@ -112,8 +135,16 @@ class WarmupDecayLR(WarmupLR):
 class WarmupCosineLR(Schedule):
     """The group's own lr times a ratio: warm-up, then a half cosine down to cos_min_ratio."""
 
-    def __init__(self, optimizer, total_num_steps, warmup_min_ratio=0.0, warmup_num_steps=1000,
-                 cos_min_ratio=0.0001, warmup_type="log", last_batch_iteration=-1):
+    def __init__(
+        self,
+        optimizer,
+        total_num_steps,
+        warmup_min_ratio=0.0,
+        warmup_num_steps=1000,
+        cos_min_ratio=0.0001,
+        warmup_type="log",
+        last_batch_iteration=-1,
+    ):
         self.total_num_steps = int(total_num_steps)
         self.warmup_min_ratio = float(warmup_min_ratio)
         self.warmup_num_steps = max(2, int(warmup_num_steps))
@@ -140,12 +171,26 @@ class WarmupCosineLR(Schedule):
 
 
 class OneCycle(Schedule):
-    """Smith's one-cycle policy: lr up and down between two bounds (momentum the other way), then decay."""
+    """Smith's one-cycle policy: lr up and down between two bounds (momentum the other way), then
+    decay."""
 
-    def __init__(self, optimizer, cycle_min_lr, cycle_max_lr, decay_lr_rate=0.0,
-                 cycle_first_step_size=2000, cycle_second_step_size=None, cycle_first_stair_count=0,
-                 cycle_second_stair_count=None, decay_step_size=0, cycle_momentum=True,
-                 cycle_min_mom=0.8, cycle_max_mom=0.9, decay_mom_rate=0.0, last_batch_iteration=-1):
+    def __init__(
+        self,
+        optimizer,
+        cycle_min_lr,
+        cycle_max_lr,
+        decay_lr_rate=0.0,
+        cycle_first_step_size=2000,
+        cycle_second_step_size=None,
+        cycle_first_stair_count=0,
+        cycle_second_stair_count=None,
+        decay_step_size=0,
+        cycle_momentum=True,
+        cycle_min_mom=0.8,
+        cycle_max_mom=0.9,
+        decay_mom_rate=0.0,
+        last_batch_iteration=-1,
+    ):
         self.optimizer = optimizer
         first = float(cycle_first_step_size)
         second = first if cycle_second_step_size is None else float(cycle_second_step_size)
@@ -177,7 +222,9 @@ class OneCycle(Schedule):
             return [low + (high - low) * scale for low, high in zip(self.min_lrs, self.max_lrs)]
         if self.decay_step_size == 0:
             return list(self.min_lrs)
-        return [lr / (1 + self.decay_lr_rate * self._decay_interval(iteration)) for lr in self.min_lrs]
+        return [
+            lr / (1 + self.decay_lr_rate * self._decay_interval(iteration)) for lr in self.min_lrs
+        ]
 
     def momentum(self, iteration):
         if iteration < self.total_size:
@@ -204,8 +251,15 @@ class OneCycle(Schedule):
 class LRRangeTest(Schedule):
     """lr = min * (1 + rate * i / step_size), the fraction floored when staircase."""
 
-    def __init__(self, optimizer, lr_range_test_min_lr=1e-3, lr_range_test_step_size=2000,
-                 lr_range_test_step_rate=1.0, lr_range_test_staircase=False, last_batch_iteration=-1):
+    def __init__(
+        self,
+        optimizer,
+        lr_range_test_min_lr=1e-3,
+        lr_range_test_step_size=2000,
+        lr_range_test_step_rate=1.0,
+        lr_range_test_staircase=False,
+        last_batch_iteration=-1,
+    ):
         self.optimizer = optimizer
         self.min_lrs = self._per_group(lr_range_test_min_lr)
         self.step_size, self.step_rate = lr_range_test_step_size, lr_range_test_step_rate
@@ -221,7 +275,9 @@ class LRRangeTest(Schedule):
         return [lr * (1 + self.step_rate * interval) for lr in self.min_lrs]
 
 
-SCHEDULES = {c.__name__: c for c in (WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle, LRRangeTest)}
+SCHEDULES = {
+    c.__name__: c for c in (WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle, LRRangeTest)
+}
 
 
 def from_config(text, optimizer):

@@ -1,7 +1,8 @@
 """user_state: what a rank hands to the daemon with every step and gets back when it re-attaches.
 
-Format, no pickle: b"ZSUS" | uint32 version = 1 | uint64 length of the JSON | JSON | raw bytes. The JSON is
-{"values": ..., "blobs": [[name, offset, length], ...]}, offsets from the start of the raw bytes.
+Format, no pickle: b"ZSUS" | uint32 version = 1 | uint64 length of the JSON | JSON | raw bytes. The
+JSON is {"values": ..., "blobs": [[name, offset, length], ...]}, offsets from the start of the raw
+bytes.
 """
 
 import json
@@ -25,7 +26,9 @@ def pack(values, blobs):
     try:
         text = json.dumps({"values": values, "blobs": table}).encode()
     except (TypeError, ValueError) as error:
-        raise invalid(f"client_state must be made of JSON values (numbers, strings, lists, dicts): {error}") from error
+        raise invalid(
+            f"client_state must be made of JSON values (numbers, strings, lists, dicts): {error}"
+        ) from error
     return _HEADER.pack(_MAGIC, 1, len(text)) + text + b"".join(blobs.values())
 
 

@@ -1,7 +1,8 @@
 """Units as the trainer sees them: which are gathered, who holds them, and where their values lie.
 
-A unit has one fixed address in the parameter window for the job's life. While it is live its parameters are
-views of the window; while it is not they are placeholders (placeholder.py). One thread: the one that trains.
+A unit has one fixed address in the parameter window for the job's life. While it is live its
+parameters are views of the window; while it is not they are placeholders (placeholder.py). One
+thread: the one that trains.
 """
 
 import time
@@ -19,9 +20,28 @@ class Unit:
     """State of one unit in this trainer."""
 
     __slots__ = (
-        "index", "dtype", "trainable", "elements", "data_elements", "bytes", "window_offset", "resident",
-        "parameters", "places", "alone", "live", "shown", "active", "pending", "held", "soft", "prefetch",
-        "trainable_count", "fired", "deferred", "sent",
+        "index",
+        "dtype",
+        "trainable",
+        "elements",
+        "data_elements",
+        "bytes",
+        "window_offset",
+        "resident",
+        "parameters",
+        "places",
+        "alone",
+        "live",
+        "shown",
+        "active",
+        "pending",
+        "held",
+        "soft",
+        "prefetch",
+        "trainable_count",
+        "fired",
+        "deferred",
+        "sent",
     )
 
     def __init__(self, index, description, resident):
@@ -34,19 +54,19 @@ class Unit:
         self.window_offset = description["window_offset"]
         self.resident = resident or bool(description["persistent"])
         self.parameters = []  # the nn.Parameters, in order of offset
-        self.places = []      # (offset, elements) of each
-        self.alone = False    # gathered without the other ranks (experts)
-        self.live = False     # gathered: its address holds its values
-        self.shown = False    # its parameters are views of the window; else a use of them is noticed
-        self.active = 0       # forward calls that are using it
+        self.places = []  # (offset, elements) of each
+        self.alone = False  # gathered without the other ranks (experts)
+        self.live = False  # gathered: its address holds its values
+        self.shown = False  # its parameters are views of the window; else a use of them is noticed
+        self.active = 0  # forward calls that are using it
         self.pending = set()  # calls whose backward is using it and is seen to end
-        self.held = False     # backward is using it
-        self.soft = False     # kept for a backward that is about to come
+        self.held = False  # backward is using it
+        self.soft = False  # kept for a backward that is about to come
         self.prefetch = None  # request id of a gather issued ahead
         self.trainable_count = 0
-        self.fired = set()    # parameters whose gradient is complete in this backward pass
-        self.deferred = False # gradients are complete only when backward ends
-        self.sent = False     # scattered in this micro-step
+        self.fired = set()  # parameters whose gradient is complete in this backward pass
+        self.deferred = False  # gradients are complete only when backward ends
+        self.sent = False  # scattered in this micro-step
 
 
 def as_torch_dtype(dtype):
@@ -65,7 +85,8 @@ def view_of_window(buffer, dtype, offset, elements):
 
 
 class UnitTable:
-    """All units of a session, with the counts of prefetch hits and time waited since the last step."""
+    """All units of a session, with the counts of prefetch hits and time waited since the last
+    step."""
 
     def __init__(self, session, parameters, resident):
         self.session = session
@@ -147,7 +168,8 @@ class UnitTable:
         self.wait_us += (time.perf_counter_ns() - start) // 1000
 
     def prefetch(self):
-        """Issues the gathers that come next in the recorded order, as far ahead as the config allows."""
+        """Issues the gathers that come next in the recorded order, as far ahead as the config
+        allows."""
         for index in self.order.ahead():
             unit = self.units[index]
             if unit.prefetch is not None:
@@ -173,8 +195,8 @@ class UnitTable:
                 self.session.release([unit.index])
 
     def idle(self, unit):
-        """A forward call is done with the unit; it goes when another one is needed, and from now on a use by another
-        module is noticed."""
+        """A forward call is done with the unit; it goes when another one is needed, and from now on
+        a use by another module is noticed."""
         if unit.resident or not unit.live or unit.active or unit.pending or unit.held:
             return
         self._hide(unit)

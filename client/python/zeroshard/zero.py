@@ -11,9 +11,9 @@ __all__ = ["GatheredParameters", "Init", "register_external_parameter"]
 class GatheredParameters:
     """Shows the values of parameters outside of their module's forward pass.
 
-    Without `modifier_rank` they are read-only: writing to them ends the process. With it every rank sees a copy
-    that it may write to, and on leaving that rank's copy becomes the parameter of all ranks; all ranks must
-    enter and leave together.
+    Without `modifier_rank` they are read-only: writing to them ends the process. With it every rank
+    sees a copy that it may write to, and on leaving that rank's copy becomes the parameter of all
+    ranks; all ranks must enter and leave together.
     """
 
     def __init__(self, params, modifier_rank=None, fwd_module=None, enabled=True):
@@ -25,7 +25,10 @@ class GatheredParameters:
     def __enter__(self):
         for parameter in self.parameters:
             if parameter.zeroshard.index < 0:
-                raise misuse(f"parameter {parameter.zeroshard.name!r}: GatheredParameters works after zeroshard.initialize")
+                raise misuse(
+                    f"parameter {parameter.zeroshard.name!r}: GatheredParameters "
+                    "works after zeroshard.initialize"
+                )
         if not self.parameters:
             return self
         self.engine = engine = self.parameters[0].zeroshard.on_touch.__self__

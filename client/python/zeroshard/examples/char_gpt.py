@@ -1,9 +1,11 @@
-"""A small character-level GPT, trained by ZeroShard (or, with --plain, by PyTorch alone with the same recipe).
+"""A small character-level GPT, trained by ZeroShard (or, with --plain, by PyTorch alone with the
+same recipe).
 
-Run by deploy/quickstart, one process a rank with RANK and WORLD_SIZE set. Rank 0 shows progress and writes into
---out: loss.json, loss.png, model.safetensors, sample.txt and summary.json.
+Run by deploy/quickstart, one process a rank with RANK and WORLD_SIZE set. Rank 0 shows progress and
+writes into --out: loss.json, loss.png, model.safetensors, sample.txt and summary.json.
 
-Started again with the same --job while the daemon still holds it, training goes on at the last committed step.
+Started again with the same --job while the daemon still holds it, training goes on at the last
+committed step.
 """
 
 import argparse
@@ -61,12 +63,17 @@ class CharGpt(nn.Module):
     def forward(self, tokens):
         x = self.embed(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.recompute and self.training else block(x)
+            x = (
+                checkpoint(block, x, use_reentrant=False)
+                if self.recompute and self.training
+                else block(x)
+            )
         return self.head(self.norm(x))
 
 
 class Text:
-    """The text as numbers; batches depend on (seed, step, micro-step, rank) alone, so any of them can be replayed."""
+    """The text as numbers; batches depend on (seed, step, micro-step, rank) alone, so any of them
+    can be replayed."""
 
     def __init__(self, paths, seed):
         text = ""
@@ -74,7 +81,9 @@ class Text:
             with open(path, encoding="utf-8", errors="replace") as file:
                 text += file.read()
         if len(text) < 1000:
-            raise SystemExit(f"char_gpt: the text has {len(text)} characters; at least 1000 are needed")
+            raise SystemExit(
+                f"char_gpt: the text has {len(text)} characters; at least 1000 are needed"
+            )
         self.characters = sorted(set(text))
         number = {c: i for i, c in enumerate(self.characters)}
         self.data = torch.tensor([number[c] for c in text])
@@ -89,8 +98,9 @@ class Text:
 
 
 class PlainTrainer:
-    """The same precision recipe with PyTorch alone: parameters and gradients in the compute type, fp32 sums over the
-    ranks, fp32 master copies in torch.optim.AdamW, clipping by the global norm."""
+    """The same precision recipe with PyTorch alone: parameters and gradients in the compute type,
+    fp32 sums over the ranks, fp32 master copies in torch.optim.AdamW, clipping by the global
+    norm."""
 
     def __init__(self, model, config, dtype, rank, world_size, rendezvous):
         self.model = model.to(dtype)
@@ -98,7 +108,10 @@ class PlainTrainer:
         self.masters = [p.detach().float().clone().requires_grad_() for p in self.parameters]
         params = config["optimizer"]["params"]
         self.optimizer = torch.optim.AdamW(
-            self.masters, lr=params["lr"], betas=tuple(params["betas"]), weight_decay=params["weight_decay"]
+            self.masters,
+            lr=params["lr"],
+            betas=tuple(params["betas"]),
+            weight_decay=params["weight_decay"],
         )
         self.clipping = config["gradient_clipping"]
         self.accumulation = config["gradient_accumulation_steps"]
@@ -106,7 +119,10 @@ class PlainTrainer:
         self.global_steps = self.micro = 0
         if world_size > 1:
             torch.distributed.init_process_group(
-                "gloo", init_method=f"file://{os.path.abspath(rendezvous)}", rank=rank, world_size=world_size
+                "gloo",
+                init_method=f"file://{os.path.abspath(rendezvous)}",
+                rank=rank,
+                world_size=world_size,
             )
 
     def __call__(self, tokens):
@@ -139,8 +155,12 @@ class PlainTrainer:
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", nargs="*", help="text files (default: the licence texts of the distribution)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--text", nargs="*", help="text files (default: the licence texts of the distribution)"
+    )
     parser.add_argument("--out", default="out/quickstart")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--stage", type=int, default=3, choices=[0, 1, 2, 3])
@@ -152,7 +172,9 @@ def parse_arguments():
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--recompute", action="store_true", help="activation checkpointing of every block")
+    parser.add_argument(
+        "--recompute", action="store_true", help="activation checkpointing of every block"
+    )
     parser.add_argument("--plain", action="store_true", help="train with PyTorch alone")
     parser.add_argument("--config", help="a ds_config.json instead of the built-in one")
     parser.add_argument("--job", default="quickstart")
@@ -170,7 +192,8 @@ def ds_config(arguments):
         "gradient_clipping": 1.0,
         "zero_optimization": {"stage": arguments.stage},
         "optimizer": {
-            "type": "AdamW", "params": {"lr": arguments.lr, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1},
+            "type": "AdamW",
+            "params": {"lr": arguments.lr, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1},
         },
     }
     if arguments.stage == 3:
@@ -183,23 +206,32 @@ def ds_config(arguments):
 def make_trainer(arguments, model, rank, world_size):
     config = ds_config(arguments)
     if arguments.plain:
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[arguments.dtype]
-        return PlainTrainer(model, config, dtype, rank, world_size, os.path.join(arguments.out, "rendezvous"))
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[
+            arguments.dtype
+        ]
+        return PlainTrainer(
+            model, config, dtype, rank, world_size, os.path.join(arguments.out, "rendezvous")
+        )
     import zeroshard
 
-    engine, *_ = zeroshard.initialize(model=model, config=arguments.config or config, job=arguments.job)
+    engine, *_ = zeroshard.initialize(
+        model=model, config=arguments.config or config, job=arguments.job
+    )
     return engine
 
 
 def train(trainer, text, arguments, rank, world_size):
-    """Trains up to --steps; returns what `report` shows. Each step's loss is rank 0's mean over its micro-steps."""
+    """Trains up to --steps; returns what `report` shows. Each step's loss is rank 0's mean over its
+    micro-steps."""
     losses, times, progress = [], [], report.Progress(arguments.steps, enabled=rank == 0)
     tokens = arguments.micro_batch * arguments.context * arguments.accumulation * world_size
     first = trainer.global_steps
     while trainer.global_steps < arguments.steps:
         start, step, total = time.perf_counter(), trainer.global_steps, 0.0
         for micro in range(arguments.accumulation):
-            inputs, targets = text.batch(arguments.micro_batch, arguments.context, step, micro, rank)
+            inputs, targets = text.batch(
+                arguments.micro_batch, arguments.context, step, micro, rank
+            )
             measured = not arguments.plain and step == first + 1
             with trainer.memory.measure() if measured else report.nothing():
                 loss = F.cross_entropy(trainer(inputs).float().flatten(0, 1), targets.flatten())
@@ -217,7 +249,9 @@ def generate(path, text, arguments):
     """Sample text by plain PyTorch from the exported file."""
     from zeroshard.checkpoint import load_safetensors
 
-    model = CharGpt(len(text.characters), arguments.width, arguments.layers, arguments.heads, arguments.context)
+    model = CharGpt(
+        len(text.characters), arguments.width, arguments.layers, arguments.heads, arguments.context
+    )
     model.load_state_dict({name: value.float() for name, value in load_safetensors(path).items()})
     model.eval()
     generator = torch.Generator().manual_seed(arguments.seed)
@@ -236,19 +270,30 @@ def main():
     if os.environ.get("OMP_NUM_THREADS") is None:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // world_size))
     os.makedirs(arguments.out, exist_ok=True)
-    paths = arguments.text or sorted(p for p in glob.glob("/usr/share/common-licenses/*") if not os.path.islink(p))
+    paths = arguments.text or sorted(
+        p for p in glob.glob("/usr/share/common-licenses/*") if not os.path.islink(p)
+    )
     text = Text(paths, arguments.seed)
     torch.manual_seed(arguments.seed)
     model = CharGpt(
-        len(text.characters), arguments.width, arguments.layers, arguments.heads, arguments.context,
+        len(text.characters),
+        arguments.width,
+        arguments.layers,
+        arguments.heads,
+        arguments.context,
         arguments.recompute,
     )
     size = sum(p.numel() for p in model.parameters())
     trainer = make_trainer(arguments, model, rank, world_size)
     results = train(trainer, text, arguments, rank, world_size)
     results.update(
-        parameters=size, stage=arguments.stage, ranks=world_size, dtype=arguments.dtype, plain=arguments.plain,
-        characters=len(text.data), vocabulary=len(text.characters),
+        parameters=size,
+        stage=arguments.stage,
+        ranks=world_size,
+        dtype=arguments.dtype,
+        plain=arguments.plain,
+        characters=len(text.data),
+        vocabulary=len(text.characters),
     )
     if arguments.plain:
         if rank == 0:

@@ -28,7 +28,8 @@ class Progress:
             self.first = step - 1
         done = step - self.first
         left = (time.perf_counter() - self.start) / done * (self.total - step)
-        text = f"step {step}/{self.total}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  {_duration(left)} left"
+        text = f"step {step}/{self.total}  loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  "
+        text += f"{_duration(left)} left"
         if self.terminal:
             filled = 24 * step // self.total
             print(f"\r[{'█' * filled}{'░' * (24 - filled)}] {text}   ", end="", flush=True)
@@ -59,14 +60,24 @@ def ledger_table(lines):
     for line in lines:
         bytes_, formula = int(line["bytes"]), int(line["formula_bytes"])
         compared = bool(line["formula"])
-        rows.append((
-            line["state"], line["tier"], line["holder"], f"{bytes_:,}", line["formula"] or "-",
-            f"{formula:,}" if compared else "-", f"{bytes_ - formula:+,}" if compared else "-",
-        ))
+        rows.append(
+            (
+                line["state"],
+                line["tier"],
+                line["holder"],
+                f"{bytes_:,}",
+                line["formula"] or "-",
+                f"{formula:,}" if compared else "-",
+                f"{bytes_ - formula:+,}" if compared else "-",
+            )
+        )
     widths = [max(len(row[i]) for row in rows) for i in range(7)]
     text = []
     for number, row in enumerate(rows):
-        cells = [c.rjust(w) if i in (3, 5, 6) else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths))]
+        cells = [
+            c.rjust(w) if i in (3, 5, 6) else c.ljust(w)
+            for i, (c, w) in enumerate(zip(row, widths))
+        ]
         text.append("  ".join(cells).rstrip())
         if number == 0:
             text.append("  ".join("─" * w for w in widths))
@@ -77,7 +88,9 @@ def curve(values, width=64, height=12):
     """The loss curve in characters."""
     if not values:
         return ""
-    columns = [values[i * len(values) // min(width, len(values))] for i in range(min(width, len(values)))]
+    columns = [
+        values[i * len(values) // min(width, len(values))] for i in range(min(width, len(values)))
+    ]
     low, high = min(columns), max(columns)
     span = (high - low) or 1.0
     grid = [[" "] * len(columns) for _ in range(height)]
@@ -118,13 +131,16 @@ def finish(arguments, results):
         files.append("loss.png")
     if "ledger" in results:
         world, stage = results["ranks"], results["stage"]
-        print(f"\nWhere the state lives (stage {stage}, {world} ranks, P = {results['parameters']:,} parameters):\n")
+        print(
+            f"\nWhere the state lives (stage {stage}, {world} ranks, "
+            f"P = {results['parameters']:,} parameters):\n"
+        )
         print(ledger_table(results["ledger"]))
         memory = results["memory"]
         print(
-            f"\nTrainer, rank 0 ({memory['source']}): peak allocated {size(memory['peak_allocated'])} "
-            f"(activations {size(memory['activations'])}, gradients {size(memory['gradients'])}), "
-            f"reserved {size(memory['peak_reserved'])}, windows {size(memory['windows'])}"
+            f"\nTrainer, rank 0 ({memory['source']}): "
+            f"peak allocated {size(memory['peak_allocated'])} (activations "
+            f"{size(memory['activations'])}, gradients {size(memory['gradients'])}), reserved {size(memory['peak_reserved'])}, windows {size(memory['windows'])}"
         )
     if "sample" in results:
         print(f"\nSample, by plain PyTorch from {results['model']}:\n\n{results['sample']}\n")
