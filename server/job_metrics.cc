@@ -59,7 +59,7 @@ const std::vector<MetricDescription>& AllMetrics() {
       {"zeroshard_gather_seconds", kHistogram, "job, worker", "From a gather to its completion"},
       {"zeroshard_scatter_seconds", kHistogram, "job, worker", "From a scatter to its completion"},
       {"zeroshard_step_seconds", kHistogram, "job, worker",
-       "From the last rank's arrival to the commit of a step"},
+       "From a rank's arrival at a step to its commit"},
       {"zeroshard_wait_seconds", kHistogram, "job, worker",
        "Time that ranks waited for their worker, per step"},
       {"zeroshard_checkpoints_total", kCounter, "job, kind",
