@@ -1,11 +1,8 @@
 // Session: one rank of one job, as a trainer holds it.
 //
-//   trainer thread(s) --- requests ---> worker          (one gRPC stream on a Unix socket,
-//   pipelined)
-//                     <-- completions --                 (a shared page: no message, no system
-//                     call)
-//                     <== windows ====>                  (shared memory: parameters in, gradients
-//                     out)
+//   trainer thread(s) --- requests -----> worker    one gRPC stream on a Unix socket, pipelined
+//                     <-- completions ---           a shared page: no message, no system call
+//                     <== windows ======>           shared memory: parameters in, gradients out
 //
 // A training step, with every error check left out:
 //
@@ -217,7 +214,7 @@ class Session {
 
   // What the last committed step said.
   StepResult step_result() const;
-  // Raised whenever parameters changed (step, put, restore).
+  // Raised with every committed step and restore.
   uint64_t parameter_epoch() const;
 
   // Calls to the daemon; they block. Save and Restore need a step boundary on all ranks.

@@ -13,9 +13,10 @@
 //   contribution (unit, rank)          the rank's home worker          all workers
 //   merge record (worker, unit)        that worker                     home workers
 //   local record (rank, unit)          the rank's home worker          all workers (stage 1)
-//   worker slot: ready, applied        that worker                     the leader (worker 0)
-//   decision, commit, attempt          the leader                      all workers
-//   update count (parameter)           the leader, at commit           all workers
+//   worker slot: ready, applied        that worker                     leader (worker 0), committer
+//   decision                           the leader                      all workers
+//   commit, attempt, epoch             island's first worker           all workers
+//   update count (parameter)           island's first, at commit       all workers
 //   fill (worker, unit), pin, evict    owner / home / island's first   all workers (copied windows)
 //
 // A Tag orders the micro-steps of all attempts: attempt * 65536 + micro-step + 1. Format page:
@@ -161,7 +162,7 @@ struct alignas(64) BoardHeader {
   std::atomic<uint64_t> generation;
   std::atomic<uint64_t> attempt;  // the step in flight, from 1
   std::atomic<uint64_t> commit;   // last committed attempt << 1 | index of its JobNumbers
-  std::atomic<uint64_t> epoch;    // raised with every change of parameters
+  std::atomic<uint64_t> epoch;    // raised with every committed step and restore
   // Raised by a home worker that took something back from the board; nobody uses the old value any
   // more once every worker has copied the new fence into its slot.
   std::atomic<uint64_t> fence;

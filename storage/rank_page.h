@@ -37,7 +37,7 @@ struct RankPage {
   // Non-zero once the generation is dead; the reason comes on the stream.
   std::atomic<uint32_t> poisoned{0};
   std::atomic<uint64_t> generation{0};
-  // Raised after every parameter change (step, put, restore): parameter epoch.
+  // Parameter epoch: raised with every committed step and restore.
   std::atomic<uint64_t> epoch{0};
   // Guarded by `result_version`: odd while being written (a sequence lock; one writer).
   std::atomic<uint64_t> result_version{0};

@@ -6,12 +6,10 @@
 // memory need no protection.
 //
 // Example:
-//   ZS_ASSIGN_OR_RETURN(auto torn, area.Recover(arrays_of));           // once, after adopting the
-//   region auto parallel_for = [&](size_t n, auto fn) { pool.ParallelFor(n, fn); }; ProtectedPass
-//   pass{area, {.tag = step_tag, .op = kApply}}; RunProtected(pass, chunks, parallel_for,
-//   arrays_of_chunk,
-//                [&](uint32_t chunk, uint64_t begin, uint64_t end) { ApplyUpdate(update_of(chunk),
-//                begin, end); });
+//   area.Recover(arrays_of_dead_chunk);          // once, after adopting the region
+//   const ProtectedPass pass{area, {.tag = step_tag, .op = kApply}};
+//   RunProtected(pass, chunks, parallel_for, arrays_of_chunk,
+//                [&](uint32_t chunk, uint64_t begin, uint64_t end) { Update(chunk, begin, end); });
 #ifndef ZEROSHARD_WORKER_PROTECTED_PASS_H_
 #define ZEROSHARD_WORKER_PROTECTED_PASS_H_
 

@@ -3,8 +3,8 @@
 // fp32 addition is not associative, so one order is fixed for the life of a job, from the number of
 // ranks R and the group size g (stored when the job is created) alone:
 //   - ranks 0..R-1 are cut into consecutive groups of g (the last may be shorter);
-//   - inside a group: adjacent pairs are added, left + right, level by level; an odd last one
-//   passes up unchanged;
+//   - inside a group: adjacent pairs are added, left + right, level by level;
+//     an odd last one passes up unchanged;
 //   - the groups' sums are added by the same rule.
 // Example, R = 5, g = 3: ((r0 + r1) + r2) + (r3 + r4).
 // An absent input passes through: its sibling's value moves up unchanged. It is never added as 0,
