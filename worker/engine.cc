@@ -190,9 +190,13 @@ bool Engine::MergeDirty() {
       const size_t unit = word * 64 + std::countr_zero(bits);
       if (unit >= units) break;
       const auto u = static_cast<uint32_t>(unit);
+      bool local = false;
       for (uint32_t rank = 0; rank < ports_.size(); ++rank) {
-        while (local_[rank].has_value() && MergeLocal(rank, u)) progress = true;
+        while (local_[rank].has_value() && MergeLocal(rank, u)) local = true;
       }
+      // Whose sum over the ranks waits for this one may have looked at the unit already.
+      if (local) context_.MarkDirty(u);
+      progress |= local;
       while (MergeUnit(u)) progress = true;
       progress |= keeper_.Fill(u, shard_);
       evict |= !context_.memory().plan().unit(u).resident;
