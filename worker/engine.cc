@@ -132,7 +132,8 @@ void Engine::Advance() {
 
 bool Engine::AdvanceOnce() {
   const Board& board = context_.board();
-  board.worker(context_.me()).fence.store(board.header().fence.load());
+  const uint64_t fence = board.header().fence.load();
+  if (board.worker(context_.me()).fence.exchange(fence) != fence) context_.RingAll();
   if (const absl::Status poison = context_.poison(); !poison.ok()) {
     if (bridge_ != nullptr) bridge_->Advance();
     for (auto& port : ports_) {
