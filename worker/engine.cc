@@ -64,6 +64,9 @@ absl::StatusOr<std::string> Engine::Recover() {
     ZS_ASSIGN_OR_RETURN(unfinished_local_[rank], RecoverLocal(rank));
   }
   keeper_.Recover();
+  // The predecessor may have died between an entry and the word of it.
+  context_.MarkAllDirty();
+  context_.RingAll();
   const Board& board = context_.board();
   const uint64_t attempt = board.attempt();
   const bool decided = board.header().decision.attempt.load() == attempt;
