@@ -5,11 +5,11 @@
 #include <utility>
 
 #include "base/status.h"
+#include "base/version.h"
 #include "proto/admin.grpc.pb.h"
 #include "server/ds_config.h"
 #include "server/grpc_status.h"
 #include "server/services.h"
-#include "server/version.h"
 
 namespace zeroshard {
 namespace {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "base/dtype.h"
 #include "base/status.h"
+#include "server/placement.h"
 #include "storage/layout_proto.h"
 #include "storage/named_dir.h"
 
@@ -45,11 +46,6 @@ absl::Status CheckRanks(const trainer::v1::AttachRequest& request) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank: expected 0 to ", request.world_size() - 1, ", found ", request.rank()));
   }
-  if (request.local_ranks() != 0 && request.local_ranks() != request.world_size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "local_ranks: expected 0 or ", request.world_size(), " (the world), found ",
-        request.local_ranks(), "; all ranks of a job attach to one daemon in this version"));
-  }
   return absl::OkStatus();
 }
 
@@ -79,6 +75,9 @@ absl::StatusOr<PreparedAttach> PrepareAttach(const trainer::v1::AttachRequest& r
     return Annotate(name, "job name");
   }
   ZS_RETURN_IF_ERROR(CheckRanks(request));
+  ZS_ASSIGN_OR_RETURN(const Placement placement,
+                      PlaceJob(config.cluster, request.world_size(), request.local_ranks(),
+                               static_cast<uint32_t>(config.devices.size()), request.rank()));
   ClientValues client(request.overrides().begin(), request.overrides().end());
   ZS_ASSIGN_OR_RETURN(DsConfig ds_config, ParseDsConfig(request.ds_config(), client));
   PreparedAttach prepared;
@@ -90,6 +89,8 @@ absl::StatusOr<PreparedAttach> PrepareAttach(const trainer::v1::AttachRequest& r
   input.local_ranks = prepared.spec->local_ranks;
   input.forward_only = request.forward_only();
   input.devices = config.devices;
+  input.node = placement.node;
+  input.nodes = placement.nodes;
   input.lanes = lanes;
   const int64_t timeout_ms = absl::ToInt64Milliseconds(config.collective_timeout);
   input.collective_timeout_ms = static_cast<uint32_t>(timeout_ms);

@@ -10,7 +10,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
-#include "server/version.h"
+#include "base/version.h"
 #include "storage/checkpoint.h"
 #include "storage/named_dir.h"
 

@@ -71,6 +71,23 @@ absl::Status ReadTimes(const YamlNode& yaml, DaemonConfig& config) {
   return absl::OkStatus();
 }
 
+absl::Status ReadNetwork(const YamlNode& yaml, DaemonConfig& config) {
+  if (yaml.Has("cluster")) {
+    ZS_ASSIGN_OR_RETURN(const YamlNode cluster, yaml.Child("cluster"));
+    ZS_ASSIGN_OR_RETURN(config.cluster, ReadCluster(cluster));
+    ZS_ASSIGN_OR_RETURN(config.gloo_address, HostOf(config.cluster.addresses[config.cluster.node]));
+  }
+  ZS_ASSIGN_OR_RETURN(config.gloo_address, yaml.String("gloo_address", config.gloo_address));
+  for (const std::string& address : config.cluster.addresses) {
+    ZS_ASSIGN_OR_RETURN(const std::string host, HostOf(address));
+    if (IsLoopback(config.gloo_address) && !IsLoopback(host)) {
+      return yaml.Error("gloo_address", absl::StrCat("workers of the daemon at ", address,
+                                                     " cannot reach ", config.gloo_address));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ReadFile(const YamlNode& yaml, DaemonConfig& config) {
   ZS_ASSIGN_OR_RETURN(config.run_dir, yaml.String("run_dir", config.run_dir));
   ZS_ASSIGN_OR_RETURN(config.state_dir, yaml.String("state_dir", config.state_dir));
@@ -79,7 +96,7 @@ absl::Status ReadFile(const YamlNode& yaml, DaemonConfig& config) {
   ZS_ASSIGN_OR_RETURN(config.worker_binary, yaml.String("worker_binary", config.worker_binary));
   ZS_ASSIGN_OR_RETURN(config.metrics_address,
                       yaml.String("metrics_address", config.metrics_address));
-  ZS_ASSIGN_OR_RETURN(config.gloo_address, yaml.String("gloo_address", config.gloo_address));
+  ZS_RETURN_IF_ERROR(ReadNetwork(yaml, config));
   ZS_ASSIGN_OR_RETURN(config.host_memory_limit,
                       yaml.Bytes("host_memory_limit", config.host_memory_limit));
   ZS_ASSIGN_OR_RETURN(const std::string level, yaml.String("log_level", "info"));
@@ -199,7 +216,8 @@ std::string DaemonConfigText(const DaemonConfig& config) {
                   "\ncollective_timeout: ", absl::FormatDuration(config.collective_timeout),
                   "\nrejoin_timeout: ", absl::FormatDuration(config.rejoin_timeout),
                   "\nallow_uids: [", absl::StrJoin(config.allow_uids, ", "),
-                  "]\nlog_level: ", kLevels[static_cast<int>(config.log_level)], "\n");
+                  "]\nlog_level: ", kLevels[static_cast<int>(config.log_level)], "\n",
+                  ClusterText(config.cluster));
   return text;
 }
 

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/log.h"
+#include "server/cluster_config.h"
 
 namespace zeroshard {
 
@@ -25,9 +26,11 @@ struct DaemonConfig {
   std::string worker_binary;                       // "": beside the daemon's own
   std::vector<std::string> devices = {"cpu:0"};    // one worker of each job on each
   std::string metrics_address = "127.0.0.1:9464";  // "off" for none
-  std::string gloo_address = "127.0.0.1";          // what the workers' Gloo transport binds to
-  uint64_t host_memory_limit = 0;                  // bytes for all jobs, 0 for none
-  uint32_t lanes_per_worker = 0;                   // 0: the cores divided by the devices
+  // What the workers' Gloo transport binds to; in a cluster, unless given, this daemon's address.
+  std::string gloo_address = "127.0.0.1";
+  ClusterConfig cluster;
+  uint64_t host_memory_limit = 0;  // bytes for all jobs, 0 for none
+  uint32_t lanes_per_worker = 0;   // 0: the cores divided by the devices
   absl::Duration attach_timeout = absl::Seconds(300);
   absl::Duration collective_timeout = absl::Seconds(300);
   absl::Duration rejoin_timeout = absl::Seconds(600);

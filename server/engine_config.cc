@@ -50,13 +50,14 @@ absl::Status SetOptimizer(const PlanInput& input, model::v1::EngineConfig& engin
 
 absl::Status SetPlacement(const PlanInput& input, model::v1::EngineConfig& engine) {
   const ZeroShardConfig& own = input.config.zeroshard;
-  const bool gloo = own.transport == TransportChoice::kGloo;
+  const bool gloo = own.transport == TransportChoice::kGloo || input.nodes > 1;
   engine.set_transport(gloo ? model::v1::TRANSPORT_GLOO : model::v1::TRANSPORT_SHARED_MEMORY);
-  const bool one_island = !gloo || input.devices.size() == 1;
+  const bool one_island = !gloo || input.devices.size() * input.nodes == 1;
   if (own.window == WindowChoice::kInPlace && !one_island) {
-    return absl::InvalidArgumentError(
-        "zeroshard.window is \"in_place\", which needs workers that share memory, but "
-        "zeroshard.transport is \"gloo\"; leave the window to \"auto\"");
+    return absl::InvalidArgumentError(absl::StrCat(
+        "zeroshard.window is \"in_place\", which needs workers that share memory, but ",
+        input.nodes > 1 ? "the job spans daemons" : "zeroshard.transport is \"gloo\"",
+        "; leave the window to \"auto\""));
   }
   const bool copy = own.window == WindowChoice::kCopy || !one_island;
   engine.set_window(copy ? model::v1::WINDOW_COPY : model::v1::WINDOW_IN_PLACE);

@@ -32,11 +32,13 @@ Instant NextDeadline(const JobState& state) {
   bool attached = false;
   for (const RankState& rank : state.ranks) attached |= rank.phase == RankPhase::kAttached;
   for (const RankState& rank : state.ranks) {
-    const bool rejoin = rank.phase == RankPhase::kDead && attached && state.poison.ok() &&
-                        state.phase == JobPhase::kReady;
+    const bool awaited = (state.phase == JobPhase::kReady && attached) ||
+                         (state.phase == JobPhase::kIdle && state.spans);
+    const bool rejoin = rank.phase == RankPhase::kDead && awaited && state.poison.ok();
     if (rank.phase == RankPhase::kWaiting || rejoin) next = std::min(next, rank.deadline);
   }
   if (state.phase == JobPhase::kFailed) return next;
+  if (state.phase == JobPhase::kLeaving) next = std::min(next, state.leave_deadline);
   for (const WorkerState& worker : state.workers) {
     if (worker.phase == WorkerPhase::kDead) next = std::min(next, worker.start_at);
   }

@@ -8,6 +8,13 @@
 //               Idle  <----------------------------------------------+
 //   Failed: a worker died too often. Ended: the owner drops the job.
 //
+// Of a job that spans daemons each has a state of its own, of the ranks and workers of its node. It
+// starts its workers when every other node has joined; when its last rank has detached it is
+// Leaving until those of the other nodes have, because they may still need what this node holds.
+// The step in flight is never dropped, since ranks of other nodes are in it: all ranks gone,
+// successors take it up where it stands, and what they send twice counts once. A dead generation
+// then stays dead: the job is Failed.
+//
 // The generation rises with every change of the membership of a started job. A worker that dies is
 // started again with the same memory, later each time; past kMaxRestarts in kRestartWindow the job
 // fails. No function here does I/O, reads a clock, or knows a descriptor: the job host
@@ -56,7 +63,7 @@ struct JobLimits {
 
 enum class RankPhase { kAbsent, kWaiting, kAttached, kDead, kDetached };
 enum class WorkerPhase { kNone, kStarting, kReady, kDead };
-enum class JobPhase { kForming, kStarting, kReady, kIdle, kFailed, kEnded };
+enum class JobPhase { kForming, kStarting, kReady, kIdle, kLeaving, kFailed, kEnded };
 
 std::string JobPhaseName(JobPhase phase);
 std::string RankPhaseName(RankPhase phase);
@@ -93,7 +100,13 @@ struct JobState {
   absl::Status poison;       // the generation is dead: every waiter got this error
   std::string reason;        // the sentence of the last decision
   std::vector<RankState> ranks;
-  std::vector<WorkerState> workers;
+  std::vector<WorkerState> workers;  // of this node
+  // Of a job that spans daemons; else as they are here.
+  bool spans = false;
+  uint32_t first_rank = 0;                 // of this node, which has spec.local_ranks
+  uint32_t first_worker = 0;               // of this node; inputs and actions count from 0
+  std::vector<std::string> missing_nodes;  // "node 1 (10.0.0.2:7401)": not joined yet
+  Instant leave_deadline = absl::InfiniteDuration();  // kLeaving: the others are waited for
 };
 
 // A new job whose first rank is about to attach.
@@ -139,11 +152,15 @@ struct GenerationPoisoned {  // a worker found the ranks in disagreement, or one
 struct RemoveRequested {
   bool force = false;
 };
-struct Tick {};  // time has passed
+struct NodesMissing {  // who has not joined yet
+  std::vector<std::string> nodes;
+};
+struct NodesLeft {};  // the ranks of all other nodes have detached
+struct Tick {};       // time has passed
 
-using JobInput =
-    std::variant<AttachRequested, AttachCancelled, RankGone, DetachRequested, StartFailed,
-                 WorkerReady, WorkerDied, GenerationPoisoned, RemoveRequested, Tick>;
+using JobInput = std::variant<AttachRequested, AttachCancelled, RankGone, DetachRequested,
+                              StartFailed, WorkerReady, WorkerDied, GenerationPoisoned,
+                              RemoveRequested, NodesMissing, NodesLeft, Tick>;
 
 // Actions, carried out in order.
 struct CreateJob {};  // plan, make all memory, then start every worker

@@ -35,6 +35,8 @@ class Decider {
   void On(const WorkerDied& in);
   void On(const GenerationPoisoned& in);
   void On(const RemoveRequested& in);
+  void On(const NodesMissing& in);
+  void On(const NodesLeft&);
   void On(const Tick&);
 
   JobDecision Take() && {
@@ -65,9 +67,15 @@ class Decider {
     }
     return ranks;
   }
+  // Those of this node, and all other nodes are there.
   bool WorkersReady() const {
-    return std::all_of(next_.workers.begin(), next_.workers.end(),
+    return next_.missing_nodes.empty() &&
+           std::all_of(next_.workers.begin(), next_.workers.end(),
                        [](const WorkerState& w) { return w.phase == WorkerPhase::kReady; });
+  }
+  // As the job numbers it.
+  std::string WorkerName(size_t worker) const {
+    return absl::StrCat("worker ", next_.first_worker + worker);
   }
   // "rank 1 (process 4711)".
   std::string Describe(uint32_t rank) const {

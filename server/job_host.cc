@@ -52,9 +52,17 @@ JobHost::JobHost(const HostEnvironment& environment, const std::string& name,
       job_id_(RandomId()) {
   JobLimits limits;
   limits.rejoin_timeout = environment.config->rejoin_timeout;
-  state_ = NewJob(name, *spec, static_cast<uint32_t>(plan_->workers.size()), limits);
+  const Placement& placement = plan_->placement;
+  state_ = NewJob(name, *spec, placement.workers, limits);
+  state_.spans = placement.spans();
+  state_.first_rank = placement.first_rank();
+  state_.first_worker = placement.first_worker();
+  for (uint32_t node = 0; placement.spans() && node < placement.nodes; ++node) {
+    if (node == placement.node) continue;
+    state_.missing_nodes.push_back(environment.config->cluster.NodeName(node));
+  }
   ranks_.resize(spec->world_size);
-  workers_.resize(plan_->workers.size());
+  workers_.resize(placement.workers);
 }
 
 JobHost::~JobHost() {
@@ -118,6 +126,7 @@ void JobHost::Feed(JobInput input) {
 void JobHost::Step(const JobInput& input) {
   const std::string before = state_.reason;
   const uint64_t generation = state_.generation;
+  const JobPhase phase = state_.phase;
   JobDecision decision = Decide(state_, input, loop_.Now());
   state_ = std::move(decision.next);
   if (!decision.reason.empty() && decision.reason != before) {
@@ -133,6 +142,9 @@ void JobHost::Step(const JobInput& input) {
   }
   for (const JobAction& action : decision.actions) {
     std::visit([this](const auto& a) { Do(a); }, action);
+  }
+  if (state_.phase == JobPhase::kLeaving && phase != JobPhase::kLeaving) {
+    keeps_store() ? CheckAllLeft() : AskToJoin();
   }
   if (environment_.metrics != nullptr && state_.started && !ended()) {
     environment_.metrics->SetRanks(state_.name, PresentRanks(state_), state_.generation);
@@ -163,10 +175,15 @@ absl::Status JobHost::CreateEverything() {
   options.socket_mode = others ? 0666 : 0660;
   ZS_ASSIGN_OR_RETURN(JobRegions regions, JobRegions::Create(*plan_, options));
   regions_.emplace(std::move(regions));
-  for (uint32_t w = 0; w < workers_.size(); ++w) {
-    ZS_RETURN_IF_ERROR(Spawn(w, state_.workers[w].incarnation, /*recover=*/false));
-  }
   return absl::OkStatus();
+}
+
+void JobHost::SpawnWorkers() {
+  spawned_ = true;
+  for (uint32_t w = 0; w < workers_.size(); ++w) {
+    const absl::Status status = Spawn(w, state_.workers[w].incarnation, /*recover=*/false);
+    if (!status.ok()) return inputs_.push_back(StartFailed{status});
+  }
 }
 
 void JobHost::Do(const CreateJob&) {
@@ -187,11 +204,13 @@ void JobHost::Do(const CreateJob&) {
   created.set_layout_fingerprint(plan_->layout.front().fingerprint());
   created.set_scheduler(plan_->scheduler);
   environment_.journal(std::move(record));
+  if (!plan_->placement.spans()) return SpawnWorkers();
+  if (!keeps_store()) AskToJoin();
 }
 
 void JobHost::Do(const StartWorker& action) {
   if (environment_.metrics != nullptr) {
-    environment_.metrics->CountRestart(state_.name, action.worker);
+    environment_.metrics->CountRestart(state_.name, Global(action.worker));
   }
   const absl::Status status = Spawn(action.worker, action.incarnation, action.recover);
   if (status.ok()) return;
@@ -301,6 +320,7 @@ void JobHost::Do(const PoisonGeneration& action) {
   SendToWorkers(message);
   // Whoever waits in its page wakes up, also when its worker is not there to tell it.
   for (uint32_t r = 0; regions_ && r < ranks_.size(); ++r) {
+    if (!plan_->placement.has_rank(r)) continue;
     RankPage& page = regions_->rank_page(r);
     page.poisoned.store(1, std::memory_order_release);
     page.wake.fetch_add(1, std::memory_order_acq_rel);
@@ -321,6 +341,7 @@ void JobHost::Do(const EndJob&) {
     environment_.retire(std::move(*worker.process));
     worker.process.reset();
   }
+  store_.FailWaiters(absl::NotFoundError(absl::StrCat("job '", state_.name, "' has ended")));
   for (uint32_t r = 0; r < ranks_.size(); ++r) ForgetRank(r);
   if (state_.started) {
     records::v1::JournalRecord record;

@@ -24,6 +24,7 @@
 #include "proto/internal.pb.h"
 #include "proto/records.pb.h"
 #include "proto/trainer.pb.h"
+#include "server/cluster_client.h"
 #include "server/daemon_config.h"
 #include "server/event_loop.h"
 #include "server/event_queue.h"
@@ -61,6 +62,7 @@ struct HostEnvironment {
   EventLoop* loop = nullptr;
   const DaemonConfig* config = nullptr;
   JobMetrics* metrics = nullptr;
+  ClusterClient* cluster = nullptr;  // null where no cluster is configured
   std::string worker_binary;
   std::string descriptor_socket;
   std::function<MemoryInUse()> memory_in_use;  // of the other jobs
@@ -104,6 +106,11 @@ class JobHost {
 
   void AddWatcher(std::shared_ptr<EventQueue> queue);
 
+  // What other nodes say of a job that spans daemons; only node 0 hears it (job_host_cluster.cc).
+  absl::StatusOr<cluster::v1::JoinReply> OnJoin(const cluster::v1::JoinRequest& request);
+  absl::Status OnSetKey(const cluster::v1::SetKeyRequest& request);
+  void OnGetKey(const cluster::v1::GetKeyRequest& request, KvStore::Done done);
+
   bool ended() const { return state_.phase == JobPhase::kEnded; }
   const JobState& state() const { return state_; }
   const JobPlan& plan() const { return *plan_; }
@@ -128,6 +135,11 @@ class JobHost {
     absl::Status fatal;
     internal::v1::Stats stats;   // of the running incarnation
     internal::v1::Stats before;  // sums over the dead ones
+  };
+  // Another node of this job, as node 0 knows it.
+  struct Member {
+    uint64_t instance = 0;
+    bool left = false;
   };
   struct ShardOperation {
     uint64_t request = 0;
@@ -155,8 +167,25 @@ class JobHost {
   void ForgetRank(uint32_t rank);
   void JournalRank(uint32_t rank, records::v1::RankChanged::State state);
   absl::Status CreateEverything();
+  void SpawnWorkers();
 
-  // Workers (job_host_workers.cc).
+  // Other nodes (job_host_cluster.cc). A job that spans daemons starts its workers when all have
+  // joined; the daemon of node 0 keeps count and keeps the store.
+  bool keeps_store() const { return plan_->placement.node == 0; }
+  cluster::v1::Member Self() const;
+  cluster::v1::JoinRequest MyJoin() const;
+  std::string DifferenceTo(const cluster::v1::JoinRequest& request) const;
+  absl::Status CheckMember(const cluster::v1::Member& member);
+  std::vector<uint32_t> NodesMissing() const;
+  void OnNodesMissing(const std::vector<uint32_t>& missing);
+  void CheckAllLeft();
+  void AskToJoin();
+  void AskAgain();
+  void OnJoinReply(const absl::StatusOr<cluster::v1::JoinReply>& reply);
+  void ForwardStore(uint32_t w, const internal::v1::StoreRequest& request, KvStore::Done done);
+
+  // Workers (job_host_workers.cc), of this node and counted from 0.
+  uint32_t Global(uint32_t w) const { return plan_->placement.first_worker() + w; }
   absl::Status Spawn(uint32_t w, uint32_t incarnation, bool recover);
   absl::Status SendStart(uint32_t w, bool recover);
   void SendToWorker(uint32_t w, const internal::v1::ToWorker& message, int fd = -1);
@@ -188,6 +217,11 @@ class JobHost {
   uint64_t next_request_ = 1;
   absl::Status remove_refusal_;
   KvStore store_;
+  bool spawned_ = false;                // the workers were started
+  std::map<uint32_t, Member> members_;  // by node; node 0 only
+  uint64_t keeper_ = 0;                 // the instance on node 0, once known
+  // Answers that come after the host has gone find it expired.
+  const std::shared_ptr<const bool> alive_ = std::make_shared<const bool>(true);
   std::vector<std::weak_ptr<EventQueue>> watchers_;
   uint64_t last_step_ = 0;
 };

@@ -57,7 +57,7 @@ admin::v1::JobSummary JobHost::Summary() const {
   summary.set_attached(static_cast<uint32_t>(
       std::count_if(state_.ranks.begin(), state_.ranks.end(),
                     [](const RankState& rank) { return rank.phase == RankPhase::kAttached; })));
-  summary.set_workers(static_cast<uint32_t>(workers_.size()));
+  summary.set_workers(static_cast<uint32_t>(plan_->workers.size()));
   summary.set_stage(plan_->config.stage());
   summary.set_parameters(plan_->layout.front().data_elements());
   summary.set_step(regions_ ? regions_->board().numbers().step : 0);
@@ -70,6 +70,7 @@ admin::v1::GetJobReply JobHost::View() const {
   *view.mutable_summary() = Summary();
   *view.mutable_config() = plan_->config;
   for (uint32_t r = 0; r < state_.ranks.size(); ++r) {
+    if (!plan_->placement.has_rank(r)) continue;
     admin::v1::RankView& rank = *view.add_ranks();
     rank.set_rank(r);
     rank.set_pid(static_cast<uint32_t>(state_.ranks[r].pid));
@@ -78,13 +79,13 @@ admin::v1::GetJobReply JobHost::View() const {
   }
   for (uint32_t w = 0; w < workers_.size(); ++w) {
     admin::v1::WorkerView& worker = *view.add_workers();
-    worker.set_worker(w);
+    worker.set_worker(Global(w));
     worker.set_pid(workers_[w].process ? static_cast<uint32_t>(workers_[w].process->pid) : 0);
-    worker.set_device(plan_->workers[w].device());
+    worker.set_device(plan_->workers[Global(w)].device());
     worker.set_state(WorkerPhaseName(state_.workers[w].phase));
     worker.set_restarts(state_.workers[w].restarts);
     worker.set_last_exit(state_.workers[w].last_exit);
-    worker.set_bytes(WorkerBytes(*plan_, w));
+    worker.set_bytes(WorkerBytes(*plan_, Global(w)));
     AddCounters(workers_[w].before, *view.mutable_counters());
     AddCounters(workers_[w].stats, *view.mutable_counters());
   }

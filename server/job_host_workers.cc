@@ -49,7 +49,7 @@ absl::Status JobHost::Spawn(uint32_t w, uint32_t incarnation, bool recover) {
   WorkerCommand command;
   command.binary = environment_.worker_binary;
   command.job = state_.name;
-  command.worker = w;
+  command.worker = Global(w);
   command.incarnation = incarnation;
   ZS_ASSIGN_OR_RETURN(WorkerProcess process, SpawnWorker(command));
   Worker& worker = workers_[w];
@@ -61,7 +61,7 @@ absl::Status JobHost::Spawn(uint32_t w, uint32_t incarnation, bool recover) {
                                  [this, w, incarnation] { OnWorkerExit(w, incarnation); }));
   // A worker that died before it took its Start is noticed by its pidfd, like any other.
   if (absl::Status sent = SendStart(w, recover); !sent.ok()) {
-    LogWarn(absl::StrCat("job ", state_.name, ": worker ", w, ": ", sent.message()));
+    LogWarn(absl::StrCat("job ", state_.name, ": worker ", Global(w), ": ", sent.message()));
     KillWorker(*worker.process, SIGKILL);
   }
   return absl::OkStatus();
@@ -72,22 +72,27 @@ absl::Status JobHost::SendStart(uint32_t w, bool recover) {
   start.set_job(state_.name);
   start.set_job_id(job_id_);
   start.set_generation(state_.generation);
-  start.set_worker(w);
+  start.set_worker(Global(w));
   start.set_workers(static_cast<uint32_t>(plan_->workers.size()));
   *start.mutable_config() = plan_->config;
   *start.mutable_manifest() = plan_->manifest;
   start.set_layout_fingerprint(plan_->layout.front().fingerprint());
   for (const auto& rank : plan_->ranks) *start.add_ranks() = rank;
-  for (const auto& worker : plan_->workers) *start.add_worker_places() = worker;
-  const JobRegions::WorkerView view = regions_->ForWorker(*plan_, w);
+  for (uint32_t other = 0; other < plan_->workers.size(); ++other) {
+    internal::v1::WorkerPlace& place = *start.add_worker_places();
+    place = plan_->workers[other];
+    if (!plan_->placement.spans()) continue;
+    place.set_node(environment_.config->cluster.NodeName(other / plan_->placement.workers));
+  }
+  const JobRegions::WorkerView view = regions_->ForWorker(*plan_, Global(w));
   for (const auto& region : view.regions) *start.add_regions() = region;
   start.set_lanes(plan_->lanes);
   start.set_recover(recover);
   if (plan_->config.transport() == model::v1::TRANSPORT_GLOO) {
     start.set_gloo_address(environment_.config->gloo_address);
   }
-  ZS_ASSIGN_OR_RETURN(const UniqueFd memfd,
-                      ToMemfd(start, absl::StrCat("zeroshard:", state_.name, ":start-", w)));
+  ZS_ASSIGN_OR_RETURN(const UniqueFd memfd, ToMemfd(start, absl::StrCat("zeroshard:", state_.name,
+                                                                        ":start-", Global(w))));
   std::vector<int> fds = {memfd.get()};
   fds.insert(fds.end(), view.fds.begin(), view.fds.end());
   ToWorker message;
@@ -119,7 +124,7 @@ void JobHost::SendToWorker(uint32_t w, const ToWorker& message, int fd) {
   const absl::Status sent =
       SendLinkMessage(worker.process->link.get(), message.SerializeAsString(), fds, kSendTimeout);
   if (sent.ok()) return;
-  LogWarn(absl::StrCat("job ", state_.name, ": worker ", w, " does not take messages (",
+  LogWarn(absl::StrCat("job ", state_.name, ": worker ", Global(w), " does not take messages (",
                        sent.message(), "); ending it"));
   KillWorker(*worker.process, SIGKILL);
 }
@@ -161,7 +166,7 @@ void JobHost::OnWorkerMessage(uint32_t w, uint32_t incarnation, const FromWorker
   switch (message.kind_case()) {
     case FromWorker::kReady:
       if (!message.ready().recovery().empty()) {
-        LogInfo(absl::StrCat("job ", state_.name, ": worker ", w,
+        LogInfo(absl::StrCat("job ", state_.name, ": worker ", Global(w),
                              " recovered: ", message.ready().recovery()));
       }
       return Feed(WorkerReady{w, incarnation});
@@ -195,18 +200,20 @@ void JobHost::OnStore(uint32_t w, uint32_t incarnation, const internal::v1::Stor
     if (value.ok()) reply.set_value(*value);
     SendToWorker(w, message);
   };
+  if (!keeps_store()) return ForwardStore(w, request, answer);
   if (request.has_value()) {
     const absl::Status set = store_.Set(request.key(), request.value());
     return answer(set.ok() ? absl::StatusOr<std::string>(request.value()) : set);
   }
-  store_.Get(request.key(), w, loop_.Now() + absl::Milliseconds(request.timeout_ms()), answer);
+  store_.Get(request.key(), Global(w), loop_.Now() + absl::Milliseconds(request.timeout_ms()),
+             answer);
   ArmTimer();
 }
 
 void JobHost::OnStats(uint32_t w, const internal::v1::Stats& stats) {
   Worker& worker = workers_[w];
   if (environment_.metrics != nullptr) {
-    environment_.metrics->AddStats(state_.name, w, worker.stats, stats);
+    environment_.metrics->AddStats(state_.name, Global(w), worker.stats, stats);
   }
   worker.stats = stats;
   if (regions_ && regions_->board().numbers().step > last_step_) {
@@ -231,16 +238,17 @@ void JobHost::OnWorkerExit(uint32_t w, uint32_t incarnation) {
   fresh.set_updates(worker.stats.updates());
   fresh.set_skipped(worker.stats.skipped());
   worker.stats = fresh;
-  store_.DropWaiters(w);
+  store_.DropWaiters(Global(w));
   if (operation_) {
     AbandonShards(absl::UnavailableError(
-        absl::StrCat(operation_->what, ": worker ", w, " died (", *reason, ")")));
+        absl::StrCat(operation_->what, ": worker ", Global(w), " died (", *reason, ")")));
   }
   Feed(WorkerDied{w, incarnation, *reason, worker.fatal});
 }
 
 void JobHost::RunOnShards(ShardCommand command, std::function<void(ShardAnswers)> done) {
   const bool running = state_.phase == JobPhase::kReady || state_.phase == JobPhase::kIdle ||
+                       state_.phase == JobPhase::kLeaving ||
                        (state_.phase == JobPhase::kForming && state_.started);
   const bool workers_ready =
       std::all_of(state_.workers.begin(), state_.workers.end(),
@@ -250,6 +258,11 @@ void JobHost::RunOnShards(ShardCommand command, std::function<void(ShardAnswers)
         absl::StrCat(command.what, ": job '", state_.name, "' is ", JobPhaseName(state_.phase),
                      workers_ready ? "" : " and a worker is starting",
                      state_.poison.ok() ? "" : ": ", state_.poison.message())));
+  }
+  if (plan_->placement.spans() && !command.message.has_export_file()) {
+    return done(absl::FailedPreconditionError(absl::StrCat(
+        command.what, ": job '", state_.name, "' spans ", plan_->placement.nodes,
+        " daemons, and checkpoints of such jobs are not in this build; Export works")));
   }
   if (operation_) {
     return done(absl::FailedPreconditionError(
@@ -282,8 +295,9 @@ void JobHost::AbandonShards(const absl::Status& status) {
 void JobHost::OnShardDone(uint32_t w, const internal::v1::ShardDone& answer) {
   if (!operation_ || operation_->request != answer.request()) return;
   if (answer.code() != 0) {
-    return AbandonShards(SentStatus(
-        answer.code(), absl::StrCat(operation_->what, ": worker ", w, ": ", answer.message())));
+    return AbandonShards(
+        SentStatus(answer.code(),
+                   absl::StrCat(operation_->what, ": worker ", Global(w), ": ", answer.message())));
   }
   operation_->answers[w] = answer;
   std::vector<internal::v1::ShardDone> all;

@@ -168,7 +168,18 @@ void Decider::CheckAllGone() {
   const bool keep = std::all_of(detached.begin(), detached.end(),
                                 [&](uint32_t r) { return next_.ranks[r].keep; });
   if (detached.size() == next_.spec.local_ranks && !keep) {
-    return End("all ranks detached");
+    if (!next_.spans || !next_.poison.ok()) return End("all ranks detached");
+    next_.phase = JobPhase::kLeaving;
+    next_.leave_deadline = now_ + next_.limits.rejoin_timeout;
+    return Say("all ranks of this node detached; waiting for those of the other nodes");
+  }
+  if (next_.spans) {
+    next_.phase = next_.poison.ok() ? JobPhase::kIdle : JobPhase::kFailed;
+    return Say(next_.poison.ok()
+                   ? absl::StrCat(reason_,
+                                  "; no rank of this node is left: the step in flight "
+                                  "waits for their successors")
+                   : absl::StrCat("its generation is dead: ", next_.poison.message()));
   }
   next_.phase = JobPhase::kIdle;
   next_.poison = absl::OkStatus();

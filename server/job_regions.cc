@@ -63,7 +63,7 @@ bool WorkerMaps(const JobPlan& plan, const RegionPlan& region, uint32_t w) {
 }  // namespace
 
 absl::StatusOr<JobRegions> JobRegions::Create(const JobPlan& plan, const Options& options) {
-  JobRegions regions;
+  JobRegions regions(plan.placement);
   ZS_RETURN_IF_ERROR(regions.CreateMemory(plan, options));
   ZS_RETURN_IF_ERROR(regions.Format(plan, options));
   ZS_RETURN_IF_ERROR(regions.CreateListeners(plan, options));
@@ -87,7 +87,7 @@ absl::Status JobRegions::CreateMemory(const JobPlan& plan, const Options& option
     }
     regions_.push_back(std::move(region));
   }
-  for (size_t w = 0; w < plan.workers.size(); ++w) {
+  for (uint32_t w = 0; w < placement_.workers; ++w) {
     UniqueFd doorbell(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!doorbell.valid()) return ErrnoError(errno, "eventfd", absl::StrCat("doorbell ", w));
     doorbells_.push_back(std::move(doorbell));
@@ -98,6 +98,7 @@ absl::Status JobRegions::CreateMemory(const JobPlan& plan, const Options& option
 absl::Status JobRegions::Format(const JobPlan& plan, const Options& options) {
   const uint64_t fingerprint = plan.layout.front().fingerprint();
   for (uint32_t island = 0; island < plan.islands; ++island) {
+    if (!plan.has_island(island)) continue;
     const Region& region = Find(WorkerRegion::KIND_BOARD, island);
     ZS_ASSIGN_OR_RETURN(MappedRegion map,
                         MappedRegion::Map(region.fd.get(), region.plan.bytes, Access::kReadWrite));
@@ -108,6 +109,7 @@ absl::Status JobRegions::Format(const JobPlan& plan, const Options& options) {
     boards_.push_back(board);
   }
   for (uint32_t r = 0; r < plan.ranks.size(); ++r) {
+    if (!placement_.has_rank(r)) continue;
     const Region& region = Find(WorkerRegion::KIND_RANK_PAGE, r);
     ZS_ASSIGN_OR_RETURN(MappedRegion map,
                         MappedRegion::Map(region.fd.get(), region.plan.bytes, Access::kReadWrite));
@@ -126,7 +128,8 @@ absl::Status JobRegions::CreateListeners(const JobPlan& plan, const Options& opt
   if (chmod(options.socket_dir.c_str(), options.directory_mode) != 0) {
     return ErrnoError(errno, "chmod", options.socket_dir);
   }
-  for (size_t w = 0; w < plan.workers.size(); ++w) {
+  for (uint32_t w = 0; w < plan.workers.size(); ++w) {
+    if (!placement_.has_worker(w)) continue;
     const std::string path = absl::StrCat(options.socket_dir, "/worker-", w, ".sock");
     ZS_ASSIGN_OR_RETURN(UniqueFd listener,
                         ListenUnix(path, options.socket_mode, UnixSocketType::kStream));
@@ -156,9 +159,9 @@ JobRegions::WorkerView JobRegions::ForWorker(const JobPlan& plan, uint32_t w) co
   }
   for (uint32_t other = 0; other < plan.workers.size(); ++other) {
     if (plan.workers[other].island() != plan.workers[w].island()) continue;
-    add(WorkerRegion::KIND_DOORBELL, other, 0, doorbells_[other].get());
+    add(WorkerRegion::KIND_DOORBELL, other, 0, doorbells_[other - placement_.first_worker()].get());
   }
-  add(WorkerRegion::KIND_LISTENER, w, 0, listeners_[w].get());
+  add(WorkerRegion::KIND_LISTENER, w, 0, listeners_[w - placement_.first_worker()].get());
   return view;
 }
 

@@ -1,6 +1,8 @@
 // JobRegions: the shared memory, doorbells and listeners of one job, owned by the server so that
 // they outlive every worker and trainer.
 //
+// Of a job that spans daemons: those of this one. Workers and ranks are numbered as in the job.
+//
 // Made whole or not at all. Descriptors stay valid until the object goes. Decision thread.
 
 #ifndef ZEROSHARD_SERVER_JOB_REGIONS_H_
@@ -56,9 +58,14 @@ class JobRegions {
   };
   std::vector<RankRegion> ForRank(const JobPlan& plan, uint32_t r) const;
 
-  RankPage& rank_page(uint32_t r) const { return *rank_pages_[r].As<RankPage>(); }
+  // The ranks and workers of this node only.
+  RankPage& rank_page(uint32_t r) const {
+    return *rank_pages_[r - placement_.first_rank()].As<RankPage>();
+  }
   const Board& board() const { return boards_.front(); }
-  const std::string& socket_path(uint32_t w) const { return socket_paths_[w]; }
+  const std::string& socket_path(uint32_t w) const {
+    return socket_paths_[w - placement_.first_worker()];
+  }
 
   // Bytes of memory behind all regions now.
   uint64_t AllocatedBytes() const;
@@ -69,15 +76,16 @@ class JobRegions {
     UniqueFd fd;
     UniqueFd read_only;  // invalid where readers get none
   };
-  JobRegions() = default;
+  explicit JobRegions(const Placement& placement) : placement_(placement) {}
   absl::Status CreateMemory(const JobPlan& plan, const Options& options);
   absl::Status Format(const JobPlan& plan, const Options& options);
   absl::Status CreateListeners(const JobPlan& plan, const Options& options);
   const Region& Find(internal::v1::WorkerRegion::Kind kind, uint32_t index) const;
 
+  Placement placement_;
   std::vector<Region> regions_;
-  std::vector<UniqueFd> doorbells_;  // one a worker
-  std::vector<UniqueFd> listeners_;  // one a worker
+  std::vector<UniqueFd> doorbells_;  // one a worker of this node, like all below
+  std::vector<UniqueFd> listeners_;
   std::vector<std::string> socket_paths_;
   std::string socket_dir_;
   std::vector<MappedRegion> board_maps_;  // one an island

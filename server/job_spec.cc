@@ -76,6 +76,8 @@ std::string JobPhaseName(JobPhase phase) {
       return "ready";
     case JobPhase::kIdle:
       return "idle";
+    case JobPhase::kLeaving:
+      return "leaving";
     case JobPhase::kFailed:
       return "failed";
     case JobPhase::kEnded:

@@ -11,6 +11,7 @@ namespace zeroshard {
 namespace {
 
 constexpr absl::Duration kStopGrace = absl::Seconds(5);
+constexpr absl::Duration kLeavingPoll = absl::Milliseconds(50);
 constexpr absl::Duration kMetricsPeriod = absl::Seconds(1);
 
 }  // namespace
@@ -32,7 +33,15 @@ void JobTable::Attach(const std::string& name, AttachCall call) {
              .first;
   }
   count_.store(static_cast<uint32_t>(jobs_.size()), std::memory_order_relaxed);
-  it->second->Attach(std::move(call));
+  JobHost& job = *it->second;
+  if (job.state().phase == JobPhase::kLeaving && environment_.loop->Now() < call.deadline) {
+    // The job ends as soon as the other nodes' ranks have detached; then the name is free.
+    auto shared = std::make_shared<AttachCall>(std::move(call));
+    environment_.loop->At(environment_.loop->Now() + kLeavingPoll,
+                          [this, name, shared] { Attach(name, std::move(*shared)); });
+    return;
+  }
+  job.Attach(std::move(call));
   SweepLater();
 }
 

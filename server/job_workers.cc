@@ -16,11 +16,14 @@ absl::Duration BackOff(size_t deaths) {
 }  // namespace
 
 std::string Decider::WorkersNotReady() const {
+  if (!next_.missing_nodes.empty()) {
+    return absl::StrCat("no ranks have attached yet at ", absl::StrJoin(next_.missing_nodes, ", "));
+  }
   std::vector<std::string> lines;
   for (size_t w = 0; w < next_.workers.size(); ++w) {
     const WorkerState& worker = next_.workers[w];
     if (worker.phase == WorkerPhase::kReady) continue;
-    lines.push_back(absl::StrCat("worker ", w, " is ", WorkerPhaseName(worker.phase),
+    lines.push_back(absl::StrCat(WorkerName(w), " is ", WorkerPhaseName(worker.phase),
                                  worker.last_exit.empty() ? "" : " (before: ", worker.last_exit,
                                  worker.last_exit.empty() ? "" : ")"));
   }
@@ -61,7 +64,7 @@ void Decider::On(const WorkerReady& in) {
   if (worker.incarnation != in.incarnation || worker.phase != WorkerPhase::kStarting) return;
   worker.phase = WorkerPhase::kReady;
   worker.was_ready = true;
-  Say(absl::StrCat("worker ", in.worker, " is ready"));
+  Say(absl::StrCat(WorkerName(in.worker), " is ready"));
   Emit("worker-ready", reason_);
   const bool wanted = next_.phase == JobPhase::kStarting || next_.phase == JobPhase::kReady;
   if (wanted && !Ranks(RankPhase::kWaiting).empty()) AttachWaiting();
@@ -86,16 +89,16 @@ void Decider::On(const WorkerDied& in) {
   worker.last_exit = in.reason;
   std::erase_if(worker.deaths, [&](Instant at) { return at + kRestartWindow <= now_; });
   worker.deaths.push_back(now_);
-  const std::string sentence = absl::StrCat("worker ", in.worker, " died: ", in.reason);
+  const std::string sentence = absl::StrCat(WorkerName(in.worker), " died: ", in.reason);
   Say(sentence);
   Emit("worker-died", sentence);
   if (!in.fatal.ok()) {
-    return Fail(absl::Status(in.fatal.code(), absl::StrCat("worker ", in.worker, " of ", Job(),
+    return Fail(absl::Status(in.fatal.code(), absl::StrCat(WorkerName(in.worker), " of ", Job(),
                                                            ": ", in.fatal.message())));
   }
   if (worker.deaths.size() > kMaxRestarts) {
     return Fail(absl::InternalError(absl::StrCat(
-        "worker ", in.worker, " of ", Job(), " died ", worker.deaths.size(), " times within ",
+        WorkerName(in.worker), " of ", Job(), " died ", worker.deaths.size(), " times within ",
         absl::FormatDuration(kRestartWindow), ", last: ", in.reason)));
   }
   const absl::Duration wait = BackOff(worker.deaths.size());
@@ -107,7 +110,21 @@ void Decider::On(const WorkerDied& in) {
 void Decider::On(const GenerationPoisoned& in) {
   if (in.generation < next_.alive_since) return;
   if (next_.phase == JobPhase::kReady) return Poison(in.status);
-  if (next_.phase == JobPhase::kStarting) Fail(in.status);
+  if (next_.phase == JobPhase::kStarting) return Fail(in.status);
+  if (next_.phase == JobPhase::kLeaving) return End(std::string(in.status.message()));
+  if (next_.phase == JobPhase::kIdle && next_.spans) Fail(in.status);
+}
+
+void Decider::On(const NodesMissing& in) {
+  if (next_.missing_nodes == in.nodes) return;
+  next_.missing_nodes = in.nodes;
+  Say(in.nodes.empty() ? std::string("all nodes are here")
+                       : absl::StrCat("waits for ", absl::StrJoin(in.nodes, ", ")));
+  if (next_.phase == JobPhase::kStarting) AttachWaiting();
+}
+
+void Decider::On(const NodesLeft&) {
+  if (next_.phase == JobPhase::kLeaving) End("the ranks of all nodes detached");
 }
 
 void Decider::On(const RemoveRequested& in) {
@@ -137,7 +154,8 @@ void Decider::CheckWaitDeadlines() {
   if (!late) return;
   if (next_.phase == JobPhase::kForming) {
     std::vector<uint32_t> missing;
-    for (uint32_t r = 0; r < next_.ranks.size(); ++r) {
+    for (uint32_t i = 0; i < next_.spec.local_ranks; ++i) {
+      const uint32_t r = next_.first_rank + i;
       if (next_.ranks[r].phase != RankPhase::kWaiting) missing.push_back(r);
     }
     const std::string text =
@@ -157,23 +175,33 @@ void Decider::CheckWaitDeadlines() {
 }
 
 void Decider::CheckRejoinDeadlines() {
-  if (next_.phase != JobPhase::kReady || Ranks(RankPhase::kAttached).empty()) return;
+  // Nobody is kept waiting by a dead rank of a job without ranks, unless they are on other nodes.
+  const bool awaited = next_.phase == JobPhase::kIdle ? next_.spans
+                                                      : next_.phase == JobPhase::kReady &&
+                                                            !Ranks(RankPhase::kAttached).empty();
+  if (!awaited) return;
   std::vector<std::string> late;
   for (const uint32_t rank : Ranks(RankPhase::kDead)) {
     if (next_.ranks[rank].deadline <= now_) late.push_back(Describe(rank));
   }
   if (late.empty()) return;
-  Poison(absl::UnavailableError(absl::StrCat(absl::StrJoin(late, ", "), " of ", Job(),
-                                             " died and no successor attached within ",
-                                             absl::FormatDuration(next_.limits.rejoin_timeout))));
+  const absl::Status status = absl::UnavailableError(absl::StrCat(
+      absl::StrJoin(late, ", "), " of ", Job(), " died and no successor attached within ",
+      absl::FormatDuration(next_.limits.rejoin_timeout)));
+  next_.phase == JobPhase::kIdle ? Fail(status) : Poison(status);
 }
 
 void Decider::On(const Tick&) {
+  if (next_.phase == JobPhase::kLeaving && next_.leave_deadline <= now_) {
+    return End(absl::StrCat("the ranks of this node detached; those of others did not within ",
+                            absl::FormatDuration(next_.limits.rejoin_timeout)));
+  }
   for (uint32_t w = 0; w < next_.workers.size(); ++w) {
     if (next_.workers[w].phase == WorkerPhase::kDead && next_.workers[w].start_at <= now_ &&
         next_.phase != JobPhase::kFailed) {
       StartWorkerNow(w);
-      Say(absl::StrCat("starting worker ", w, " again (number ", next_.workers[w].restarts, ")"));
+      Say(absl::StrCat("starting ", WorkerName(w), " again (number ", next_.workers[w].restarts,
+                       ")"));
     }
   }
   CheckWaitDeadlines();

@@ -33,6 +33,10 @@ void KvStore::Get(const std::string& key, uint32_t owner, absl::Duration deadlin
   waiters_.push_back({key, owner, deadline, std::move(done)});
 }
 
+void KvStore::FailWaiters(const absl::Status& status) {
+  for (Waiter& waiter : std::exchange(waiters_, {})) waiter.done(status);
+}
+
 void KvStore::DropWaiters(uint32_t owner) {
   std::erase_if(waiters_, [&](const Waiter& waiter) { return waiter.owner == owner; });
 }

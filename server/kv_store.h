@@ -30,6 +30,9 @@ class KvStore {
   // `owner` names the worker that waits.
   void Get(const std::string& key, uint32_t owner, absl::Duration deadline, Done done);
 
+  // Fails all that wait. For the end of the job.
+  void FailWaiters(const absl::Status& status);
+
   // Forgets what a dead worker waits for, without calling it.
   void DropWaiters(uint32_t owner);
 

@@ -38,9 +38,15 @@ class Ledger {
       : plan_(plan), layout_(plan.layout.front()), config_(plan.config) {}
 
   absl::StatusOr<std::vector<LedgerLine>> Lines() && {
-    for (uint32_t w = 0; w < plan_.workers.size(); ++w) ZS_RETURN_IF_ERROR(AddWorker(w));
-    for (uint32_t island = 0; island < plan_.islands; ++island) AddIsland(island);
-    for (uint32_t r = 0; r < plan_.ranks.size(); ++r) AddRank(r);
+    for (uint32_t w = 0; w < plan_.workers.size(); ++w) {
+      if (plan_.placement.has_worker(w)) ZS_RETURN_IF_ERROR(AddWorker(w));
+    }
+    for (uint32_t island = 0; island < plan_.islands; ++island) {
+      if (plan_.has_island(island)) AddIsland(island);
+    }
+    for (uint32_t r = 0; r < plan_.ranks.size(); ++r) {
+      if (plan_.placement.has_rank(r)) AddRank(r);
+    }
     return std::move(lines_);
   }
 

@@ -12,9 +12,9 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "base/unique_fd.h"
+#include "base/version.h"
 #include "server/daemon_config.h"
 #include "server/server.h"
-#include "server/version.h"
 #include "server/worker_process.h"
 
 namespace zeroshard {

@@ -10,7 +10,7 @@
 #include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/status.h"
-#include "server/version.h"
+#include "base/version.h"
 #include "storage/named_dir.h"
 
 namespace zeroshard {

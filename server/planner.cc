@@ -20,19 +20,20 @@ constexpr uint64_t kPage = 4096;
 uint64_t Pages(uint64_t bytes) { return std::max(kPage, (bytes + kPage - 1) / kPage * kPage); }
 
 void PlaceWorkersAndRanks(const PlanInput& input, JobPlan& plan) {
-  const uint32_t workers = static_cast<uint32_t>(input.devices.size());
+  const Placement& placement = plan.placement;
+  const uint32_t workers = placement.workers * placement.nodes;
   const bool shared = plan.config.transport() == model::v1::TRANSPORT_SHARED_MEMORY;
   plan.islands = shared ? 1 : workers;
   for (uint32_t w = 0; w < workers; ++w) {
     internal::v1::WorkerPlace place;
     place.set_island(shared ? 0 : w);
-    place.set_device(input.devices[w]);
+    place.set_device(input.devices[w % placement.workers]);
     plan.workers.push_back(place);
   }
   for (uint32_t r = 0; r < input.world_size; ++r) {
     internal::v1::RankPlace place;
-    place.set_home_worker(r % workers);
-    place.set_island(plan.workers[r % workers].island());
+    place.set_home_worker(placement.home_worker(r));
+    place.set_island(plan.workers[place.home_worker()].island());
     plan.ranks.push_back(place);
   }
 }
@@ -44,12 +45,15 @@ void AddRegion(JobPlan& plan, WorkerRegion::Kind kind, uint32_t index, uint32_t 
 
 absl::Status AddRegions(JobPlan& plan) {
   const Layout& layout = plan.layout.front();
+  const Placement& placement = plan.placement;
   for (uint32_t w = 0; w < plan.workers.size(); ++w) {
+    if (!placement.has_worker(w)) continue;
     ZS_ASSIGN_OR_RETURN(const PartitionPlan partition,
                         PartitionPlan::Create(layout, plan.config, w, plan.lanes));
     AddRegion(plan, WorkerRegion::KIND_PARTITION, w, plan.workers[w].island(), partition.bytes());
   }
   for (uint32_t island = 0; island < plan.islands; ++island) {
+    if (!plan.has_island(island)) continue;
     AddRegion(plan, WorkerRegion::KIND_PARAMETER_WINDOW, island, island, layout.window_bytes());
     plan.regions.back().memory =
         std::min(plan.regions.back().bytes, Pages(WindowMemory(layout, plan.config)));
@@ -65,6 +69,7 @@ absl::Status AddRegions(JobPlan& plan) {
     local_accumulator = local.bytes();
   }
   for (uint32_t r = 0; r < plan.ranks.size(); ++r) {
+    if (!placement.has_rank(r)) continue;
     const uint32_t island = plan.ranks[r].island();
     AddRegion(plan, WorkerRegion::KIND_GRADIENT_WINDOW, r, island, gradient_window);
     AddRegion(plan, WorkerRegion::KIND_RANK_PAGE, r, island, RankPageBytes());
@@ -79,6 +84,11 @@ absl::Status AddRegions(JobPlan& plan) {
 
 uint64_t RankPageBytes() { return Pages(sizeof(RankPage)); }
 
+// Islands of a job that spans nodes are its workers.
+bool JobPlan::has_island(uint32_t island) const {
+  return !placement.spans() || placement.has_worker(island);
+}
+
 uint64_t JobPlan::memory_bytes() const {
   uint64_t bytes = 0;
   for (const RegionPlan& region : regions) bytes += region.memory;
@@ -87,6 +97,8 @@ uint64_t JobPlan::memory_bytes() const {
 
 absl::StatusOr<JobPlan> PlanJob(const PlanInput& input) {
   JobPlan plan;
+  const auto devices = static_cast<uint32_t>(input.devices.size());
+  plan.placement = {input.node, input.nodes, input.world_size / input.nodes, devices};
   plan.manifest = input.manifest;
   plan.lanes = input.lanes;
   plan.warnings = input.config.warnings;
@@ -96,9 +108,12 @@ absl::StatusOr<JobPlan> PlanJob(const PlanInput& input) {
                                   "\", \"params\": ", input.config.scheduler.params_json, "}");
   }
   ZS_ASSIGN_OR_RETURN(plan.config, MakeEngineConfig(input));
-  ZS_ASSIGN_OR_RETURN(Layout layout,
-                      LayoutFromProto(input.manifest, static_cast<uint32_t>(input.devices.size())));
-  plan.board.workers = static_cast<uint32_t>(input.devices.size());
+  if (input.nodes > 1 && input.config.zeroshard.transport == TransportChoice::kShm) {
+    plan.warnings.push_back(absl::StrCat("zeroshard.transport is \"shm\", but the job spans ",
+                                         input.nodes, " daemons: its workers exchange over Gloo"));
+  }
+  ZS_ASSIGN_OR_RETURN(Layout layout, LayoutFromProto(input.manifest, devices * input.nodes));
+  plan.board.workers = devices * input.nodes;
   plan.board.ranks = input.world_size;
   plan.board.units = static_cast<uint32_t>(layout.units().size());
   plan.board.parameters = static_cast<uint32_t>(layout.parameters().size());

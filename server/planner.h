@@ -3,7 +3,8 @@
 // ledger.
 //
 // A pure function of its input; any thread. The ledger's lines add up to the memory of all regions,
-// byte for byte: what is not state is named padding, window or records.
+// byte for byte: what is not state is named padding, window or records. Of a job that spans daemons
+// each plans its own regions and ledger; all else is the same on every one.
 
 #ifndef ZEROSHARD_SERVER_PLANNER_H_
 #define ZEROSHARD_SERVER_PLANNER_H_
@@ -16,6 +17,7 @@
 #include "proto/internal.pb.h"
 #include "proto/model.pb.h"
 #include "server/ds_config.h"
+#include "server/placement.h"
 #include "storage/board.h"
 #include "storage/layout.h"
 
@@ -27,8 +29,10 @@ struct PlanInput {
   uint32_t world_size = 1;
   uint32_t local_ranks = 1;
   bool forward_only = false;
-  std::vector<std::string> devices;  // one worker each
-  uint32_t lanes = 1;                // compute threads of each worker
+  std::vector<std::string> devices;  // of each node; one worker each
+  uint32_t node = 0;                 // this daemon's place among those of the job
+  uint32_t nodes = 1;
+  uint32_t lanes = 1;  // compute threads of each worker
   uint32_t collective_timeout_ms = 60000;
 };
 
@@ -43,12 +47,13 @@ struct RegionPlan {
 };
 
 struct JobPlan {
+  Placement placement;
   model::v1::EngineConfig config;
   model::v1::Manifest manifest;
-  std::vector<Layout> layout;  // exactly one
-  std::vector<RegionPlan> regions;
-  std::vector<internal::v1::RankPlace> ranks;
-  std::vector<internal::v1::WorkerPlace> workers;
+  std::vector<Layout> layout;                      // exactly one
+  std::vector<RegionPlan> regions;                 // of this node
+  std::vector<internal::v1::RankPlace> ranks;      // of the whole job
+  std::vector<internal::v1::WorkerPlace> workers;  // of the whole job
   uint32_t islands = 1;
   uint32_t lanes = 1;
   BoardShape board;
@@ -58,6 +63,8 @@ struct JobPlan {
   std::vector<ResolvedValue> values;
 
   uint64_t memory_bytes() const;
+  // Whether an island lies on this node.
+  bool has_island(uint32_t island) const;
 };
 
 // InvalidArgument or FailedPrecondition, naming the key or parameter: a batch triangle that does

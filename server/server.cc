@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "base/metrics_server.h"
 #include "base/status.h"
+#include "server/cluster_client.h"
 #include "server/descriptor_server.h"
 #include "server/event_loop.h"
 #include "server/metadata_log.h"
@@ -73,19 +74,24 @@ struct Server::Parts {
   UniqueFd listener;
   std::unique_ptr<MetadataLog> journal;
   PeerTable peers;
+  std::unique_ptr<ClusterClient> cluster;
   std::unique_ptr<JobTable> table;
   std::unique_ptr<DescriptorServer> descriptors;
   std::unique_ptr<CheckpointOps> checkpoints;
   ServiceContext context;
   std::unique_ptr<grpc::Service> trainer_service;
   std::unique_ptr<grpc::Service> admin_service;
+  std::unique_ptr<grpc::Service> cluster_service;
   std::unique_ptr<grpc::Server> grpc;
+  std::unique_ptr<grpc::Server> cluster_grpc;  // null where no cluster is configured
   bool stopping = false;
 
   absl::Status StartMetrics();
   absl::Status StartFiles(UniqueFd& descriptor_listener);
   absl::Status StartJobs(UniqueFd descriptor_listener, const std::string& worker_binary);
   absl::Status StartGrpc();
+  absl::Status StartCluster();
+  void StopGrpc();
   void OnConnection();
   void BeginShutdown();
 };
@@ -125,6 +131,10 @@ absl::Status Server::Parts::StartJobs(UniqueFd descriptor_listener,
   environment.loop = loop.get();
   environment.config = &config;
   environment.metrics = &metrics;
+  if (!config.cluster.alone()) {
+    cluster = MakeClusterClient(config.cluster, loop.get());
+    environment.cluster = cluster.get();
+  }
   environment.worker_binary = worker_binary;
   environment.descriptor_socket = config.run_dir + "/descriptors.sock";
   environment.journal = [this](records::v1::JournalRecord record) {
@@ -165,7 +175,38 @@ absl::Status Server::Parts::StartGrpc() {
   builder.RegisterService(admin_service.get());
   grpc = builder.BuildAndStart();
   if (grpc == nullptr) return absl::InternalError("gRPC did not start");
+  ZS_RETURN_IF_ERROR(StartCluster());
   return loop->Watch(listener.get(), [this] { OnConnection(); });
+}
+
+// A server of its own: over the network there are other daemons only, no trainers or operators.
+absl::Status Server::Parts::StartCluster() {
+  if (config.cluster.alone()) return absl::OkStatus();
+  const std::string& address = config.cluster.addresses[config.cluster.node];
+  ZS_ASSIGN_OR_RETURN(const std::string host, HostOf(address));
+  cluster_service = MakeClusterService(&context);
+  grpc::ServerBuilder builder;
+  builder.SetMaxReceiveMessageSize(kMaxGrpcBytes);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddListeningPort(address, grpc::InsecureServerCredentials());
+  builder.RegisterService(cluster_service.get());
+  cluster_grpc = builder.BuildAndStart();
+  if (cluster_grpc == nullptr) {
+    return absl::UnavailableError(absl::StrCat("cluster.addresses: cannot listen on ", address,
+                                               ": it is in use, or none of this host's"));
+  }
+  if (!IsLoopback(host)) {
+    LogWarn(absl::StrCat("daemons talk at ", address, " without encryption or authentication: ",
+                         "whoever reaches that port can take part in jobs"));
+  }
+  return absl::OkStatus();
+}
+
+void Server::Parts::StopGrpc() {
+  const auto deadline = std::chrono::system_clock::now() + absl::ToChronoSeconds(kGrpcGrace);
+  if (cluster_grpc != nullptr) cluster_grpc->Shutdown(deadline);
+  grpc->Shutdown(deadline);
+  grpc->Wait();
 }
 
 void Server::Parts::OnConnection() {
@@ -228,8 +269,7 @@ void Server::Run(int shutdown_fd) {
                        parts.metrics_address.empty() ? "" : ", metrics at ",
                        parts.metrics_address));
   parts.loop->Run();
-  parts.grpc->Shutdown(std::chrono::system_clock::now() + absl::ToChronoSeconds(kGrpcGrace));
-  parts.grpc->Wait();
+  parts.StopGrpc();
   LogInfo("stopped");
 }
 

@@ -87,14 +87,21 @@ class StoreAdapter final : public gloo::rendezvous::Store {
   const std::atomic<bool>& stopping_;
 };
 
+std::string NameOf(const GlooMeshOptions& options, uint32_t worker) {
+  return worker < options.names.size() ? options.names[worker] : absl::StrCat("worker ", worker);
+}
+
 // The channels of one epoch. Threads end when a channel fails or Close is called.
 class Connection {
  public:
-  Connection(std::shared_ptr<gloo::rendezvous::Context> context, uint32_t worker, uint32_t workers,
+  Connection(std::shared_ptr<gloo::rendezvous::Context> context, const GlooMeshOptions& options,
              MeshObserver& observer, absl::Mutex& observer_mu)
-      : context_(std::move(context)), observer_(observer), observer_mu_(observer_mu) {
-    for (uint32_t peer = 0; peer < workers; ++peer) {
-      channels_.push_back(peer == worker ? nullptr : std::make_unique<Channel>());
+      : context_(std::move(context)),
+        options_(options),
+        observer_(observer),
+        observer_mu_(observer_mu) {
+    for (uint32_t peer = 0; peer < options.workers; ++peer) {
+      channels_.push_back(peer == options.worker ? nullptr : std::make_unique<Channel>());
     }
   }
   ~Connection() { Close(); }
@@ -184,7 +191,8 @@ class Connection {
     try {
       loop();
     } catch (const std::exception& error) {
-      Fail(absl::UnavailableError(absl::StrCat("channel to worker ", peer, ": ", error.what())));
+      Fail(absl::UnavailableError(
+          absl::StrCat("channel to ", NameOf(options_, peer), ": ", error.what())));
     }
   }
 
@@ -236,6 +244,7 @@ class Connection {
   }
 
   const std::shared_ptr<gloo::rendezvous::Context> context_;
+  const GlooMeshOptions& options_;
   MeshObserver& observer_;
   absl::Mutex& observer_mu_;
   std::vector<std::unique_ptr<Channel>> channels_;  // by peer; null for this worker
@@ -271,9 +280,12 @@ class GlooMesh final : public Mesh {
     uint64_t epoch = FirstUnusedEpoch();
     while (!stopping_.load()) {
       absl::StatusOr<std::shared_ptr<gloo::rendezvous::Context>> context = Connect(epoch);
+      if (stopping_.load()) return;
       if (!context.ok()) {
         LogWarn(absl::StrCat("mesh not connected epoch=", epoch, " error=\"",
                              context.status().message(), "\""));
+        Report(context.status());
+        if (absl::IsFailedPrecondition(context.status())) return;
         ++epoch;
         absl::SleepFor(kRetryDelay);
         continue;
@@ -284,8 +296,8 @@ class GlooMesh final : public Mesh {
   }
 
   void Serve(uint64_t epoch, std::shared_ptr<gloo::rendezvous::Context> context) {
-    auto connection = std::make_shared<Connection>(std::move(context), options_.worker,
-                                                   options_.workers, observer_, observer_mu_);
+    auto connection =
+        std::make_shared<Connection>(std::move(context), options_, observer_, observer_mu_);
     {
       absl::MutexLock lock(&mu_);
       connection_ = connection;
@@ -305,23 +317,62 @@ class GlooMesh final : public Mesh {
     connection->Close();
     if (stopping_.load()) return;
     LogWarn(absl::StrCat("mesh lost epoch=", epoch, " error=\"", reason.message(), "\""));
+    Report(reason);
+  }
+
+  void Report(const absl::Status& reason) {
     absl::MutexLock lock(&observer_mu_);
     observer_.OnDisconnected(reason);
   }
 
   uint64_t FirstUnusedEpoch() {
-    for (uint64_t epoch = 1; epoch < kMaxEpochs; ++epoch) {
-      if (!store_.Get(JoinedKey(epoch), absl::ZeroDuration()).ok()) return epoch;
+    uint64_t epoch = 1;
+    while (epoch < kMaxEpochs && !stopping_.load()) {
+      const absl::StatusOr<std::string> joined =
+          store_.Get(JoinedKey(epoch, options_.worker), absl::ZeroDuration());
+      if (absl::IsDeadlineExceeded(joined.status())) return epoch;
+      if (absl::IsUnavailable(joined.status())) {
+        Report(joined.status());
+        absl::SleepFor(kRetryDelay);
+      } else if (joined.ok()) {
+        ++epoch;
+      } else {
+        return epoch;  // the set-up will say what is wrong
+      }
     }
-    return kMaxEpochs;
+    return epoch;
   }
 
-  std::string JoinedKey(uint64_t epoch) const {
-    return absl::StrCat("mesh/", epoch, "/joined_", options_.worker);
+  static std::string JoinedKey(uint64_t epoch, uint32_t worker) {
+    return absl::StrCat("mesh/", epoch, "/joined_", worker);
+  }
+
+  // Waits until every worker has joined the epoch and is what this one is.
+  absl::Status AwaitOthers(uint64_t epoch) {
+    absl::Duration left = options_.connect_timeout;
+    for (uint32_t peer = 0; peer < options_.workers; ++peer) {
+      const std::string key = JoinedKey(epoch, peer);
+      absl::StatusOr<std::string> joined = store_.Get(key, std::min(left, kStoreSlice));
+      for (bool reported = false; absl::IsDeadlineExceeded(joined.status()); reported = true) {
+        left -= kStoreSlice;
+        const absl::Status waits =
+            absl::UnavailableError(absl::StrCat("waiting for ", NameOf(options_, peer)));
+        if (stopping_.load() || left <= absl::ZeroDuration()) return waits;
+        if (!reported) Report(waits);
+        joined = store_.Get(key, std::min(left, kStoreSlice));
+      }
+      if (!joined.ok()) return joined.status();
+      if (*joined == options_.fingerprint) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          NameOf(options_, peer), " is not of the same job and build: it has {", *joined, "}, ",
+          NameOf(options_, options_.worker), " has {", options_.fingerprint, "}"));
+    }
+    return absl::OkStatus();
   }
 
   absl::StatusOr<std::shared_ptr<gloo::rendezvous::Context>> Connect(uint64_t epoch) {
-    ZS_RETURN_IF_ERROR(store_.Set(JoinedKey(epoch), "1"));
+    ZS_RETURN_IF_ERROR(store_.Set(JoinedKey(epoch, options_.worker), options_.fingerprint));
+    ZS_RETURN_IF_ERROR(AwaitOthers(epoch));
     try {
       StoreAdapter adapter(store_, options_.connect_timeout, stopping_);
       gloo::rendezvous::PrefixStore store(absl::StrCat("mesh/", epoch), adapter);

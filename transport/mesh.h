@@ -41,7 +41,9 @@ class MeshObserver {
   // All channels stand. `epoch` rises with every set-up.
   virtual void OnConnected(uint64_t epoch) = 0;
   virtual void OnFrame(uint32_t peer, Frame frame) = 0;
-  // A channel failed; the mesh is being set up again.
+  // The mesh does not stand: a channel failed, or workers are waited for, whom `reason` names;
+  // again when it is others. It is being set up, but for FailedPrecondition: the workers do not
+  // agree on what they are, and never will.
   virtual void OnDisconnected(const absl::Status& reason) = 0;
 };
 

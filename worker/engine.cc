@@ -125,7 +125,19 @@ absl::Status Engine::Connect(Mesh& mesh) {
                                               [this](uint32_t rank, uint32_t unit, Tag tag) {
                                                 return SourceOf(rank, unit, tag);
                                               }));
+  OnMeshLost(absl::UnavailableError("not connected yet"));
   return absl::OkStatus();
+}
+
+void Engine::OnMeshConnected() {
+  mesh_lost_at_.reset();
+  bridge_->OnConnected();
+}
+
+void Engine::OnMeshLost(const absl::Status& reason) {
+  if (!mesh_lost_at_.has_value()) mesh_lost_at_ = context_.now();
+  mesh_reason_ = reason;
+  if (absl::IsFailedPrecondition(reason)) context_.Poison(reason);
 }
 
 void Engine::Advance() {

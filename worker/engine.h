@@ -18,6 +18,7 @@
 #define ZEROSHARD_WORKER_ENGINE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -42,7 +43,8 @@ class Engine {
   // this.
   absl::Status Connect(Mesh& mesh);
   // The mesh's word, on the loop thread.
-  void OnMeshConnected() { bridge_->OnConnected(); }
+  void OnMeshConnected();
+  void OnMeshLost(const absl::Status& reason);
   void OnMeshFrame(uint32_t peer, const Frame& frame) { bridge_->OnFrame(peer, frame); }
 
   // After a predecessor's death: repairs torn groups. Returns a sentence about what was found.
@@ -71,6 +73,8 @@ class Engine {
   // After this worker's shard was loaded: every worker forgets gradients of the step in flight; the
   // leader sets the job's numbers. With parameters_only the numbers stay.
   absl::Status FinishRestore(const records::v1::JobState& state, bool parameters_only);
+  // What brings frames and requests to this engine while it waits by itself (MakeReadable).
+  void SetPump(std::function<void()> pump) { pump_ = std::move(pump); }
   // Waits until `unit` lies whole in the window, which a copied window may take other workers for.
   absl::Status MakeReadable(uint32_t unit, absl::Duration timeout);
 
@@ -84,6 +88,7 @@ class Engine {
   absl::Status OpenLocalAccumulators();
   absl::StatusOr<std::optional<uint32_t>> RecoverLocal(uint32_t rank);
   std::optional<uint32_t> UnfinishedUnit(const UndoArea& undo, const PartitionPlan& plan) const;
+  void CheckMesh(absl::Duration timeout);
   void CheckArrivals(absl::Duration timeout);
   void CheckScatters(uint32_t rank, absl::Duration timeout);
 
@@ -114,6 +119,10 @@ class Engine {
   std::vector<std::optional<AccumulatorSpace>> local_;  // by rank; stage 1, own ranks
   WindowKeeper keeper_;
   std::unique_ptr<Bridge> bridge_;  // null where all workers share memory
+  // Since when the mesh does not stand, and why.
+  std::optional<absl::Duration> mesh_lost_at_;
+  absl::Status mesh_reason_;
+  std::function<void()> pump_ = [] {};
   // A unit whose sum a predecessor left in the middle: no other is summed in place before it.
   std::optional<uint32_t> unfinished_;
   std::vector<std::optional<uint32_t>> unfinished_local_;  // by rank

@@ -24,11 +24,25 @@ void Engine::Tick() {
   const absl::Duration timeout =
       absl::Milliseconds(context_.memory().config().collective_timeout_ms());
   if (timeout == absl::ZeroDuration()) return;
+  CheckMesh(timeout);
   if (context_.is_island_leader()) CheckArrivals(timeout);
   for (uint32_t rank = 0; rank < ports_.size(); ++rank) {
     if (ports_[rank] != nullptr) CheckScatters(rank, timeout);
   }
   if (!context_.poison().ok()) Advance();
+}
+
+// Whoever waits for other islands, and cannot hear of them.
+void Engine::CheckMesh(absl::Duration timeout) {
+  if (!mesh_lost_at_.has_value() || context_.now() - *mesh_lost_at_ < timeout) return;
+  const bool waiting = std::any_of(ports_.begin(), ports_.end(), [](const auto& port) {
+    return port != nullptr && port->HasRequests();
+  });
+  if (!waiting) return;
+  context_.Poison(absl::UnavailableError(absl::StrCat(
+      "step ", context_.board().numbers().step + 1,
+      ": no connection to the other workers of the job for ",
+      absl::FormatDuration(context_.now() - *mesh_lost_at_), ": ", mesh_reason_.message())));
 }
 
 // A rank that has not arrived while others wait, and was not heard of for as long, is stuck.

@@ -92,7 +92,10 @@ absl::Status Engine::MakeReadable(uint32_t unit, absl::Duration timeout) {
       context_.RingAll();
     }
     keeper_.Fill(unit, shard_);
-    if (bridge_ != nullptr) bridge_->Advance();
+    if (bridge_ != nullptr) {
+      pump_();
+      bridge_->Advance();
+    }
     for (uint32_t worker = 0; worker < context_.memory().workers(); ++worker) {
       readable &= board.initialized(worker, unit).load(std::memory_order_acquire) != 0;
       if (!resident) readable &= board.fill(worker, unit).load() == epoch;

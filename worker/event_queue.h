@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "proto/trainer.pb.h"
 #include "transport/mesh.h"
@@ -24,12 +25,15 @@ struct SessionEvent {
 };
 
 struct MeshConnected {};
+struct MeshLost {  // or who is waited for
+  absl::Status reason;
+};
 struct MeshFrame {
   uint32_t peer = 0;
   Frame frame;
 };
 
-using WorkerEvent = std::variant<SessionEvent, MeshConnected, MeshFrame>;
+using WorkerEvent = std::variant<SessionEvent, MeshConnected, MeshLost, MeshFrame>;
 
 class EventQueue {
  public:

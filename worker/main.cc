@@ -9,11 +9,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/checksum.h"
 #include "base/clock.h"
 #include "base/config.h"
 #include "base/fault_point.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/version.h"
 #include "device/cpu/thread_pool.h"
 #include "proto/worker_link.h"
 #include "transport/gloo_mesh.h"
@@ -29,6 +31,29 @@ namespace zeroshard {
 namespace {
 
 constexpr absl::Duration kStartTimeout = absl::Seconds(30);
+
+// All that must be the same for every worker of a job: they send structs to one another.
+std::string Fingerprint(const JobMemory& memory) {
+  model::v1::EngineConfig config = memory.config();
+  config.clear_collective_timeout_ms();  // each daemon's own
+  return absl::StrCat("build ", kVersion, ", layout ", absl::Hex(memory.layout().fingerprint()),
+                      ", config ", absl::Hex(Xxh3_64(config.SerializeAsString())), ", manifest ",
+                      absl::Hex(Xxh3_64(memory.start().manifest().SerializeAsString())));
+}
+
+GlooMeshOptions MeshOptions(const JobMemory& memory) {
+  GlooMeshOptions options;
+  options.worker = memory.worker();
+  options.workers = memory.workers();
+  options.address = memory.start().gloo_address();
+  options.fingerprint = Fingerprint(memory);
+  for (uint32_t worker = 0; worker < memory.workers(); ++worker) {
+    const std::string& node = memory.start().worker_places(worker).node();
+    options.names.push_back(
+        absl::StrCat("worker ", worker, node.empty() ? "" : absl::StrCat(" of ", node)));
+  }
+  return options;
+}
 
 absl::Status RunWorker(ControlLink& link) {
   ZS_ASSIGN_OR_RETURN(ControlLink::Start start, link.ReceiveStart(kStartTimeout));
@@ -47,10 +72,7 @@ absl::Status RunWorker(ControlLink& link) {
   std::unique_ptr<Mesh> mesh;
   if (!memory->one_island()) {
     loop.SetStore(&store);
-    ZS_ASSIGN_OR_RETURN(mesh, CreateGlooMesh({.worker = memory->worker(),
-                                              .workers = memory->workers(),
-                                              .address = memory->start().gloo_address()},
-                                             store, loop));
+    ZS_ASSIGN_OR_RETURN(mesh, CreateGlooMesh(MeshOptions(*memory), store, loop));
     ZS_RETURN_IF_ERROR(engine->Connect(*mesh));
   }
 

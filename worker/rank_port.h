@@ -45,6 +45,8 @@ class RankPort {
     absl::Duration since;
   };
   std::optional<Waiting> OldestScatter() const;
+  // Whether the rank waits for anything.
+  bool HasRequests() const { return !posted_.empty() || !queue_.empty() || !puts_.empty(); }
 
  private:
   using Request = trainer::v1::SessionRequest;

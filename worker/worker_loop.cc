@@ -17,6 +17,8 @@ namespace {
 constexpr absl::Duration kTick = absl::Milliseconds(100);
 constexpr absl::Duration kStatsInterval = absl::Seconds(1);
 constexpr absl::Duration kLinkTimeout = absl::Seconds(10);
+// A rank may ask for a checkpoint when its own island has committed a step and others still do.
+constexpr absl::Duration kBoundaryPatience = absl::Seconds(10);
 
 }  // namespace
 
@@ -32,6 +34,7 @@ absl::Status WorkerLoop::Run() {
       if (!go_on) return absl::OkStatus();
     }
     engine_->Advance();
+    RunShardCommands();
     ZS_RETURN_IF_ERROR(send_status_);
     const absl::Duration now = clock_.Elapsed();
     if (now >= next_tick_) {
@@ -70,6 +73,8 @@ void WorkerLoop::OnEvents() {
       }
     } else if (auto* mesh = std::get_if<MeshFrame>(&event)) {
       engine_->OnMeshFrame(mesh->peer, mesh->frame);
+    } else if (auto* lost = std::get_if<MeshLost>(&event)) {
+      engine_->OnMeshLost(lost->reason);
     } else {
       engine_->OnMeshConnected();
     }
@@ -85,8 +90,7 @@ void WorkerLoop::OnFrame(uint32_t peer, Frame frame) {
   events_.Push(MeshFrame{peer, std::move(frame)});
 }
 
-// The mesh comes back by itself; what was lost is sent again then.
-void WorkerLoop::OnDisconnected(const absl::Status&) {}
+void WorkerLoop::OnDisconnected(const absl::Status& reason) { events_.Push(MeshLost{reason}); }
 
 absl::StatusOr<bool> WorkerLoop::OnCommand(ControlLink::Command command) {
   using internal::v1::ToWorker;
@@ -113,7 +117,7 @@ absl::StatusOr<bool> WorkerLoop::OnCommand(ControlLink::Command command) {
     case ToWorker::kSave:
     case ToWorker::kRestore:
     case ToWorker::kExportFile:
-      OnShardCommand(command);
+      shard_commands_.push_back({std::move(command), clock_.Elapsed() + kBoundaryPatience});
       return true;
     case ToWorker::kStoreReply:
       if (store_ != nullptr) store_->OnReply(message.store_reply());
@@ -126,12 +130,16 @@ absl::StatusOr<bool> WorkerLoop::OnCommand(ControlLink::Command command) {
   }
 }
 
-void WorkerLoop::OnShardCommand(ControlLink::Command& command) {
-  // A step that is already decided is finished first: a boundary is then at most one round away.
-  engine_->Advance();
-  internal::v1::FromWorker reply;
-  *reply.mutable_shard_done() = RunShardCommand(*engine_, command.message, command.fds);
-  ToServer(reply);
+void WorkerLoop::RunShardCommands() {
+  while (!shard_commands_.empty()) {
+    const ShardCommand& oldest = shard_commands_.front();
+    if (!engine_->AtBoundary() && clock_.Elapsed() < oldest.until) return;
+    internal::v1::FromWorker reply;
+    *reply.mutable_shard_done() =
+        RunShardCommand(*engine_, oldest.command.message, oldest.command.fds);
+    shard_commands_.pop_front();
+    ToServer(reply);
+  }
 }
 
 void WorkerLoop::ToRank(uint32_t rank, const trainer::v1::Failure& failure) {

@@ -5,6 +5,7 @@
 #ifndef ZEROSHARD_WORKER_WORKER_LOOP_H_
 #define ZEROSHARD_WORKER_WORKER_LOOP_H_
 
+#include <deque>
 #include <memory>
 
 #include "absl/status/status.h"
@@ -23,7 +24,10 @@ class WorkerLoop final : public EngineOutput, public MeshObserver {
   // All must outlive this. SetEngine and SetSessions before Run.
   WorkerLoop(JobMemory& memory, ControlLink& link, EventQueue& events, const Clock& clock)
       : memory_(memory), link_(link), events_(events), clock_(clock) {}
-  void SetEngine(Engine* engine) { engine_ = engine; }
+  void SetEngine(Engine* engine) {
+    engine_ = engine;
+    engine->SetPump([this] { OnEvents(); });
+  }
   void SetSessions(SessionServer* sessions) { sessions_ = sessions; }
   // Where answers of the rendezvous go; null where all workers share memory.
   void SetStore(ControlStore* store) { store_ = store; }
@@ -46,7 +50,9 @@ class WorkerLoop final : public EngineOutput, public MeshObserver {
   void OnEvents();
   // Returns whether to go on.
   absl::StatusOr<bool> OnCommand(ControlLink::Command command);
-  void OnShardCommand(ControlLink::Command& command);
+  // Answers the oldest waiting command about files when no step is being applied, or with an error
+  // when that takes too long.
+  void RunShardCommands();
   void SendStats();
 
   JobMemory& memory_;
@@ -56,6 +62,12 @@ class WorkerLoop final : public EngineOutput, public MeshObserver {
   Engine* engine_ = nullptr;
   SessionServer* sessions_ = nullptr;
   ControlStore* store_ = nullptr;
+  // A command about files and until when it may wait for a boundary between steps.
+  struct ShardCommand {
+    ControlLink::Command command;
+    absl::Duration until;
+  };
+  std::deque<ShardCommand> shard_commands_;
   absl::Status send_status_;
   bool link_readable_ = false;
   absl::Duration next_tick_;

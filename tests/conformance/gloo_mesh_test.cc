@@ -8,16 +8,30 @@
 namespace zeroshard {
 namespace {
 
+absl::StatusOr<std::unique_ptr<Mesh>> MakeFingerprinted(uint32_t worker, uint32_t workers,
+                                                        RendezvousStore& store,
+                                                        MeshObserver& observer,
+                                                        const std::string& fingerprint) {
+  return CreateGlooMesh({.worker = worker,
+                         .workers = workers,
+                         .connect_timeout = absl::Seconds(20),
+                         .fingerprint = fingerprint},
+                        store, observer);
+}
+
 absl::StatusOr<std::unique_ptr<Mesh>> MakeGloo(uint32_t worker, uint32_t workers,
                                                RendezvousStore& store, MeshObserver& observer) {
-  return CreateGlooMesh(
-      {.worker = worker, .workers = workers, .connect_timeout = absl::Seconds(20)}, store,
-      observer);
+  return MakeFingerprinted(worker, workers, store, observer, "same");
 }
 
 TEST(GlooMeshTest, DeliversInOrder) { TestMeshDeliversInOrder(MakeGloo); }
 TEST(GlooMeshTest, ComesBackAfterAnEndDied) { TestMeshComesBackAfterAnEndDied(MakeGloo); }
 TEST(GlooMeshTest, DropsWhileNotConnected) { TestMeshDropsWhileNotConnected(MakeGloo); }
+
+TEST(GlooMeshTest, NamesWhoIsMissing) { TestMeshNamesWhoIsMissing(MakeGloo); }
+TEST(GlooMeshTest, RefusesAnotherFingerprint) {
+  TestMeshRefusesAnotherFingerprint(MakeFingerprinted);
+}
 
 TEST(GlooMeshTest, AnAddressThatIsNotThisHostsIsRefused) {
   MapStore store;

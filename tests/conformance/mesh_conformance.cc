@@ -47,7 +47,24 @@ void MeshRecorder::OnFrame(uint32_t peer, Frame frame) {
   frames_[peer].push_back(std::move(frame));
 }
 
-void MeshRecorder::OnDisconnected(const absl::Status& reason) { EXPECT_FALSE(reason.ok()); }
+void MeshRecorder::OnDisconnected(const absl::Status& reason) {
+  EXPECT_FALSE(reason.ok());
+  absl::MutexLock lock(&mu_);
+  reasons_.push_back(reason);
+}
+
+std::string MeshRecorder::AwaitReason(absl::StatusCode code) {
+  absl::MutexLock lock(&mu_);
+  std::string text;
+  auto there = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    for (const absl::Status& reason : reasons_) {
+      if (reason.code() == code) text = std::string(reason.message());
+    }
+    return !text.empty();
+  };
+  EXPECT_TRUE(mu_.AwaitWithTimeout(absl::Condition(&there), kGenerous));
+  return text;
+}
 
 bool MeshRecorder::AwaitConnections(size_t count) {
   absl::MutexLock lock(&mu_);
@@ -137,6 +154,35 @@ void TestMeshDropsWhileNotConnected(const MeshFactory& factory) {
   first->Send(1, MakeFrame(2, 2, 10));
   ASSERT_TRUE(recorders[1].AwaitFrames(0, 1));
   ExpectSame(recorders[1].frames(0).front(), MakeFrame(2, 2, 10));
+}
+
+void TestMeshNamesWhoIsMissing(const MeshFactory& factory) {
+  MapStore store;
+  std::vector<MeshRecorder> recorders(3);
+  std::unique_ptr<Mesh> first = Make(factory, 0, 3, store, recorders[0]);
+  std::unique_ptr<Mesh> last = Make(factory, 2, 3, store, recorders[2]);
+  for (MeshRecorder* recorder : {&recorders[0], &recorders[2]}) {
+    EXPECT_NE(recorder->AwaitReason(absl::StatusCode::kUnavailable).find("worker 1"),
+              std::string::npos);
+  }
+}
+
+void TestMeshRefusesAnotherFingerprint(const FingerprintedFactory& factory) {
+  MapStore store;
+  std::vector<MeshRecorder> recorders(3);
+  std::vector<std::unique_ptr<Mesh>> meshes;
+  for (uint32_t w = 0; w < 3; ++w) {
+    absl::StatusOr<std::unique_ptr<Mesh>> mesh =
+        factory(w, 3, store, recorders[w], w == 2 ? "layout 2" : "layout 1");
+    ASSERT_TRUE(mesh.ok()) << mesh.status();
+    meshes.push_back(*std::move(mesh));
+  }
+  for (MeshRecorder& recorder : recorders) {
+    const std::string text = recorder.AwaitReason(absl::StatusCode::kFailedPrecondition);
+    EXPECT_NE(text.find("worker 2"), std::string::npos) << text;
+    EXPECT_NE(text.find("{layout 1}"), std::string::npos) << text;
+    EXPECT_NE(text.find("{layout 2}"), std::string::npos) << text;
+  }
 }
 
 }  // namespace zeroshard

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "transport/mesh.h"
 
@@ -26,11 +27,14 @@ class MeshRecorder final : public MeshObserver {
   bool AwaitConnections(size_t count);
   bool AwaitFrames(uint32_t peer, size_t count);
   std::vector<Frame> frames(uint32_t peer);
+  // Waits for a reason with this code, and returns its text.
+  std::string AwaitReason(absl::StatusCode code);
 
  private:
   absl::Mutex mu_;
   std::vector<uint64_t> epochs_ ABSL_GUARDED_BY(mu_);
   std::map<uint32_t, std::vector<Frame>> frames_ ABSL_GUARDED_BY(mu_);
+  std::vector<absl::Status> reasons_ ABSL_GUARDED_BY(mu_);
 };
 
 // A store in this process.
@@ -44,8 +48,13 @@ class MapStore final : public RendezvousStore {
   std::map<std::string, std::string> values_ ABSL_GUARDED_BY(mu_);
 };
 
+// One end, with the fingerprint "same".
 using MeshFactory = std::function<absl::StatusOr<std::unique_ptr<Mesh>>(
     uint32_t worker, uint32_t workers, RendezvousStore& store, MeshObserver& observer)>;
+// The same with another fingerprint.
+using FingerprintedFactory = std::function<absl::StatusOr<std::unique_ptr<Mesh>>(
+    uint32_t worker, uint32_t workers, RendezvousStore& store, MeshObserver& observer,
+    const std::string& fingerprint)>;
 
 // Frames of all sizes arrive whole and in order, between every pair.
 void TestMeshDeliversInOrder(const MeshFactory& factory);
@@ -53,6 +62,10 @@ void TestMeshDeliversInOrder(const MeshFactory& factory);
 void TestMeshComesBackAfterAnEndDied(const MeshFactory& factory);
 // Frames to a mesh that does not stand are dropped, not delivered later.
 void TestMeshDropsWhileNotConnected(const MeshFactory& factory);
+// Who is waited for is named.
+void TestMeshNamesWhoIsMissing(const MeshFactory& factory);
+// Ends that disagree never meet, and all are told of it.
+void TestMeshRefusesAnotherFingerprint(const FingerprintedFactory& factory);
 
 }  // namespace zeroshard
 

@@ -81,6 +81,27 @@ TEST(DaemonConfig, WhatItPrintsItReads) {
   EXPECT_EQ(DaemonConfigText(*again), DaemonConfigText(*config));
 }
 
+TEST(DaemonConfig, ACluster) {
+  const auto config = Load(
+      "cluster: {node: 1, addresses: [\"127.0.0.1:7401\", \"[::1]:7402\"]}\nrun_dir: /run/z\n");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->cluster.node, 1u);
+  EXPECT_THAT(config->cluster.addresses, ElementsAre("127.0.0.1:7401", "[::1]:7402"));
+  EXPECT_EQ(config->gloo_address, "::1") << "workers are where their daemon is";
+  EXPECT_EQ(config->cluster.NodeName(0), "node 0 (127.0.0.1:7401)");
+  const auto again = Load(DaemonConfigText(*config));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(DaemonConfigText(*again), DaemonConfigText(*config));
+}
+
+TEST(DaemonConfig, ANetworkWithoutEncryptionMustBeAskedFor) {
+  const auto config = Load(
+      "cluster: {node: 0, addresses: [\"10.0.0.1:7401\", \"10.0.0.2:7401\"],"
+      " allow_insecure: true}\n");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->gloo_address, "10.0.0.1");
+}
+
 struct BadCase {
   const char* text;
   const char* key;
@@ -113,6 +134,24 @@ INSTANTIATE_TEST_SUITE_P(
                     BadCase{"host_memory_limit: -1", "host_memory_limit", "-1"},
                     BadCase{"allow_uids: [nobody]", "allow_uids", "nobody"},
                     BadCase{"log_level: loud", "loud", "debug"},
+                    BadCase{"cluster: {node: 0}", "cluster.addresses", "2 to"},
+                    BadCase{"cluster: {node: 2, addresses: [\"127.0.0.1:1\", \"127.0.0.1:2\"]}",
+                            "cluster.node", "0 to 1"},
+                    BadCase{"cluster: {addresses: [\"127.0.0.1:1\", \"127.0.0.1:1\"]}",
+                            "cluster.addresses", "twice"},
+                    BadCase{"cluster: {addresses: [\"localhost:1\", \"127.0.0.1:1\"]}",
+                            "cluster.addresses", "localhost:1"},
+                    BadCase{"cluster: {addresses: [\"127.0.0.1\", \"127.0.0.1:0\"]}",
+                            "cluster.addresses", "127.0.0.1"},
+                    BadCase{"cluster: {addresses: [\"127.0.0.1:70000\", \"127.0.0.1:1\"]}",
+                            "cluster.addresses", "70000"},
+                    BadCase{"cluster: {addresses: [\"10.0.0.1:1\", \"127.0.0.1:1\"]}",
+                            "cluster.addresses", "allow_insecure"},
+                    BadCase{"cluster: {addresses: [\"10.0.0.1:1\", \"10.0.0.2:1\"],"
+                            " allow_insecure: true}\ngloo_address: 127.0.0.1",
+                            "gloo_address", "10.0.0.1:1"},
+                    BadCase{"cluster: {nodes: 2, addresses: [\"127.0.0.1:1\", \"127.0.0.1:2\"]}",
+                            "nodes", "nodes"},
                     BadCase{"metrics_adress: off", "metrics_adress", "metrics_adress"}));
 
 TEST(DaemonConfig, ADirectoryIsNoConfigFile) {

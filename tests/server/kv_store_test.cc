@@ -63,6 +63,17 @@ TEST(KvStore, ADeadWorkerIsNotAnswered) {
   EXPECT_TRUE(waits.answers.empty());
 }
 
+TEST(KvStore, AllWaitersHearOfTheEnd) {
+  KvStore store;
+  Waits waits;
+  store.Get("a", 3, absl::Seconds(1), waits.Done());
+  store.Get("b", 4, absl::Seconds(9), waits.Done());
+  store.FailWaiters(absl::NotFoundError("ended"));
+  ASSERT_EQ(waits.answers.size(), 2u);
+  EXPECT_EQ(waits.answers[1].status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(store.Expire(absl::Seconds(10)), absl::InfiniteDuration());
+}
+
 TEST(KvStore, IsBounded) {
   KvStore store;
   const std::string big(40 << 20, 'x');

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "storage/partition.h"
@@ -200,6 +202,52 @@ TEST(Planner, OverGlooEveryWorkerIsAnIslandAndCopies) {
   EXPECT_EQ(Sums(plan).all, plan.memory_bytes());
   input.config.zeroshard.window = WindowChoice::kInPlace;
   EXPECT_THAT(std::string(PlanJob(input).status().message()), HasSubstr("zeroshard.window"));
+}
+
+// Both nodes plan the same job; each makes its own half.
+TEST(Planner, AJobThatSpansDaemonsIsDividedByNodes) {
+  PlanInput input = Input(3, 2, 4);
+  input.local_ranks = 2;
+  input.nodes = 2;
+  const JobPlan first = Plan(input);
+  input.node = 1;
+  const JobPlan second = Plan(input);
+  EXPECT_EQ(first.config.SerializeAsString(), second.config.SerializeAsString());
+  EXPECT_EQ(first.layout.front().fingerprint(), second.layout.front().fingerprint());
+  EXPECT_EQ(first.config.transport(), model::v1::TRANSPORT_GLOO);
+  EXPECT_EQ(first.config.reduction_group(), 2u);
+  ASSERT_EQ(second.workers.size(), 4u);
+  EXPECT_EQ(second.board.workers, 4u);
+  EXPECT_EQ(second.ranks[0].home_worker(), 0u);
+  EXPECT_EQ(second.ranks[3].home_worker(), 3u);
+  EXPECT_EQ(second.ranks[3].island(), 3u);
+  std::set<std::pair<int, uint32_t>> seen;
+  for (const JobPlan* plan : {&first, &second}) {
+    for (const RegionPlan& region : plan->regions) {
+      EXPECT_TRUE(seen.insert({region.kind, region.index}).second) << region.index;
+      const bool by_rank = region.kind == WorkerRegion::KIND_GRADIENT_WINDOW ||
+                           region.kind == WorkerRegion::KIND_RANK_PAGE;
+      const Placement& placement = plan->placement;
+      EXPECT_TRUE(by_rank ? placement.has_rank(region.index) : placement.has_worker(region.index));
+    }
+    EXPECT_EQ(Sums(*plan).all, plan->memory_bytes());
+  }
+  const JobPlan whole = [&] {
+    PlanInput one = Input(3, 4, 4);
+    one.config.zeroshard.transport = TransportChoice::kGloo;
+    return Plan(one);
+  }();
+  EXPECT_EQ(first.memory_bytes() + second.memory_bytes(), whole.memory_bytes());
+}
+
+TEST(Planner, SharedMemoryBetweenDaemonsIsWarnedOfAndAnInPlaceWindowRefused) {
+  PlanInput input = Input(3, 1, 2);
+  input.nodes = 2;
+  input.config.zeroshard.transport = TransportChoice::kShm;
+  EXPECT_THAT(Plan(input).warnings, ::testing::Contains(HasSubstr("spans 2 daemons")));
+  input.config.zeroshard.window = WindowChoice::kInPlace;
+  const auto refused = PlanJob(input);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("the job spans daemons"));
 }
 
 TEST(Planner, ABatchThatDoesNotDivideIsRefused) {

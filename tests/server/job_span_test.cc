@@ -1,0 +1,180 @@
+// One node's part of a job that spans daemons, told as stories.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "server/job.h"
+
+namespace zeroshard {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// Node 1 of two: ranks 2 and 3, worker 1.
+class SpanStory {
+ public:
+  SpanStory() {
+    spec_.world_size = 4;
+    spec_.local_ranks = 2;
+    state_ = NewJob("gpt", spec_, /*workers=*/1, {.rejoin_timeout = absl::Seconds(60)});
+    state_.spans = true;
+    state_.first_rank = 2;
+    state_.first_worker = 1;
+    state_.missing_nodes = {"node 0 (10.0.0.1:7401)"};
+  }
+  void Attach(uint32_t rank) {
+    Feed(AttachRequested{next_attach_++, rank, 100 + rank, std::make_shared<JobSpec>(spec_),
+                         now_ + absl::Seconds(30)});
+  }
+  void Start() {
+    Attach(2);
+    Attach(3);
+    Feed(NodesMissing{});
+    Feed(WorkerReady{0, 1});
+    ASSERT_EQ(state_.phase, JobPhase::kReady);
+  }
+  void Die(uint32_t rank) { Feed(RankGone{rank, state_.ranks[rank].attach_id}); }
+  void Feed(const JobInput& input) {
+    JobDecision decision = Decide(state_, input, now_);
+    state_ = std::move(decision.next);
+    actions_ = std::move(decision.actions);
+    reason_ = decision.reason;
+  }
+  void TickAtDeadline() {
+    now_ = NextDeadline(state_);
+    ASSERT_LT(now_, absl::InfiniteDuration());
+    Feed(Tick{});
+  }
+  template <typename Action>
+  size_t Count() const {
+    size_t count = 0;
+    for (const JobAction& action : actions_) count += std::holds_alternative<Action>(action);
+    return count;
+  }
+
+  JobSpec spec_;
+  JobState state_;
+  Instant now_ = absl::Seconds(1000);
+  uint64_t next_attach_ = 1;
+  std::vector<JobAction> actions_;
+  std::string reason_;
+};
+
+TEST(JobSpan, RanksAreInOnceAllNodesAreHereAndTheWorkersAreReady) {
+  SpanStory job;
+  job.Attach(2);
+  EXPECT_EQ(job.Count<CreateJob>(), 0u);
+  job.Attach(3);
+  EXPECT_EQ(job.Count<CreateJob>(), 1u);
+  job.Feed(NodesMissing{});
+  EXPECT_EQ(job.Count<ReplyAttached>(), 0u);
+  job.Feed(WorkerReady{0, 1});
+  EXPECT_EQ(job.Count<ReplyAttached>(), 2u);
+}
+
+TEST(JobSpan, AnAttachThatTimesOutNamesTheNodeThatDidNotCome) {
+  SpanStory job;
+  job.Attach(2);
+  job.Attach(3);
+  job.TickAtDeadline();
+  EXPECT_THAT(job.reason_, HasSubstr("node 0 (10.0.0.1:7401)"));
+  EXPECT_EQ(job.Count<FailAttach>(), 2u);
+  EXPECT_EQ(job.state_.phase, JobPhase::kEnded);
+}
+
+TEST(JobSpan, OnlyRanksOfThisNodeAreMissing) {
+  SpanStory job;
+  job.Attach(2);
+  job.TickAtDeadline();
+  EXPECT_THAT(job.reason_, AllOf(HasSubstr("1 of 2 ranks"), HasSubstr("missing: rank 3")));
+}
+
+TEST(JobSpan, WorkersAreNamedAsTheJobNumbersThem) {
+  SpanStory job;
+  job.Start();
+  job.Feed(WorkerDied{0, 1, "killed by signal 9", absl::OkStatus()});
+  EXPECT_EQ(job.Count<StartWorker>(), 1u);
+  EXPECT_THAT(job.state_.workers[0].last_exit, HasSubstr("signal 9"));
+  EXPECT_THAT(job.reason_, HasSubstr("worker 1"));
+}
+
+TEST(JobSpan, TheStepInFlightIsKeptWhenNoRankOfTheNodeIsLeft) {
+  SpanStory job;
+  job.Start();
+  job.Die(2);
+  job.Die(3);
+  EXPECT_EQ(job.state_.phase, JobPhase::kIdle);
+  EXPECT_EQ(job.Count<DropAttempt>(), 0u);
+  job.Attach(2);
+  job.Attach(3);
+  EXPECT_EQ(job.state_.phase, JobPhase::kReady);
+}
+
+TEST(JobSpan, OtherNodesAreToldWhenNoSuccessorCame) {
+  SpanStory job;
+  job.Start();
+  job.Die(2);
+  job.Die(3);
+  job.TickAtDeadline();
+  EXPECT_EQ(job.Count<PoisonGeneration>(), 1u);
+  EXPECT_EQ(job.state_.phase, JobPhase::kFailed);
+  EXPECT_THAT(job.reason_, HasSubstr("no successor attached within 1m"));
+}
+
+TEST(JobSpan, ADeadGenerationStaysDead) {
+  SpanStory job;
+  job.Start();
+  job.Feed(GenerationPoisoned{1, absl::UnavailableError("no connection to node 0")});
+  EXPECT_EQ(job.Count<PoisonGeneration>(), 1u);
+  job.Die(2);
+  job.Die(3);
+  EXPECT_EQ(job.state_.phase, JobPhase::kFailed);
+  EXPECT_THAT(job.reason_, HasSubstr("no connection to node 0"));
+}
+
+TEST(JobSpan, AJobWithoutRanksHearsOfItsEnd) {
+  SpanStory job;
+  job.Start();
+  job.Die(2);
+  job.Die(3);
+  job.Feed(GenerationPoisoned{1, absl::UnavailableError("no connection to node 0")});
+  EXPECT_EQ(job.state_.phase, JobPhase::kFailed);
+}
+
+TEST(JobSpan, EndsWhenTheRanksOfAllNodesHaveDetached) {
+  SpanStory job;
+  job.Start();
+  job.Feed(DetachRequested{2, false});
+  job.Feed(DetachRequested{3, false});
+  EXPECT_EQ(job.state_.phase, JobPhase::kLeaving);
+  EXPECT_EQ(job.Count<EndJob>(), 0u);
+  job.Feed(NodesLeft{});
+  EXPECT_EQ(job.Count<EndJob>(), 1u);
+}
+
+TEST(JobSpan, DoesNotWaitForeverForTheOthersToDetach) {
+  SpanStory job;
+  job.Start();
+  job.Feed(DetachRequested{2, false});
+  job.Feed(DetachRequested{3, false});
+  job.TickAtDeadline();
+  EXPECT_EQ(job.Count<EndJob>(), 1u);
+}
+
+TEST(JobSpan, ADisagreementOfTheNodesFailsEveryAttach) {
+  SpanStory job;
+  job.Attach(2);
+  job.Attach(3);
+  job.Feed(StartFailed{absl::FailedPreconditionError("the nodes disagree")});
+  EXPECT_EQ(job.Count<FailAttach>(), 2u);
+  EXPECT_EQ(job.Count<EndJob>(), 1u);
+  job.Feed(NodesMissing{});
+  EXPECT_THAT(job.actions_, IsEmpty());
+}
+
+}  // namespace
+}  // namespace zeroshard
