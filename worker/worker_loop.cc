@@ -34,7 +34,7 @@ absl::Status WorkerLoop::Run() {
       if (!go_on) return absl::OkStatus();
     }
     engine_->Advance();
-    RunShardCommands();
+    if (RunShardCommands()) engine_->Advance();
     ZS_RETURN_IF_ERROR(send_status_);
     const absl::Duration now = clock_.Elapsed();
     if (now >= next_tick_) {
@@ -130,16 +130,19 @@ absl::StatusOr<bool> WorkerLoop::OnCommand(ControlLink::Command command) {
   }
 }
 
-void WorkerLoop::RunShardCommands() {
+bool WorkerLoop::RunShardCommands() {
+  bool progress = false;
   while (!shard_commands_.empty()) {
     const ShardCommand& oldest = shard_commands_.front();
-    if (!engine_->AtBoundary() && clock_.Elapsed() < oldest.until) return;
+    if (!engine_->AtBoundary() && clock_.Elapsed() < oldest.until) break;
     internal::v1::FromWorker reply;
     *reply.mutable_shard_done() =
         RunShardCommand(*engine_, oldest.command.message, oldest.command.fds);
     shard_commands_.pop_front();
     ToServer(reply);
+    progress = true;
   }
+  return progress;
 }
 
 void WorkerLoop::ToRank(uint32_t rank, const trainer::v1::Failure& failure) {

@@ -50,9 +50,9 @@ class WorkerLoop final : public EngineOutput, public MeshObserver {
   void OnEvents();
   // Returns whether to go on.
   absl::StatusOr<bool> OnCommand(ControlLink::Command command);
-  // Answers the oldest waiting command about files when no step is being applied, or with an error
-  // when that takes too long.
-  void RunShardCommands();
+  // Answers the commands about files when no step is being applied, or with an error when that takes
+  // too long. Returns whether it answered any.
+  bool RunShardCommands();
   void SendStats();
 
   JobMemory& memory_;

@@ -229,9 +229,11 @@ absl::StatusOr<std::pair<double, double>> TimeGathers(Session& session, int gath
 void RunDaemon(bench::Bench& bench, const std::string& socket, const std::string& window,
                uint64_t mib) {
   auto session = AttachFrozen(socket, mib, window);
-  absl::StatusOr<std::pair<double, double>> times = session.status();
+  absl::StatusOr<std::pair<double, double>> times = absl::UnknownError("not attached");
   const bool copied = window == "copy";
-  if (session.ok()) {
+  if (!session.ok()) {
+    times = session.status();
+  } else {
     times = TimeGathers(**session, bench.Size(copied ? static_cast<int>(1024 / mib) : 2000, 4));
     bench.Require((*session)->Detach().ok(), "the rank could not leave");
   }
