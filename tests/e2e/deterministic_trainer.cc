@@ -11,6 +11,7 @@
 #include <cstring>
 #include <fstream>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/checksum.h"
 #include "base/config.h"
 #include "base/dtype.h"
@@ -178,6 +180,7 @@ absl::Status Trainer::Step() {
         absl::StrCat("step ", state_.step, " was answered as step ", session_.step_result().step));
   }
   if (options_.progress) std::cout << "{\"at\": " << state_.step << "}" << std::endl;
+  absl::SleepFor(absl::Milliseconds(options_.pause_ms));
   return absl::OkStatus();
 }
 
@@ -313,6 +316,7 @@ absl::Status Trainer::Finish() {
     line["skipped"] = result.skipped != 0;
   }
   std::cout << line.dump() << std::endl;
+  if (options_.linger) std::cin.ignore(std::numeric_limits<std::streamsize>::max());
   return session_.Detach(options_.keep ? Session::JobState::kKeep : Session::JobState::kEnd);
 }
 

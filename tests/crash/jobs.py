@@ -1,0 +1,23 @@
+"""The jobs that are disturbed, and which of them reaches a fault point."""
+
+import json
+
+GLOO = {"zeroshard": {"transport": "gloo"}}
+# A window that holds one unit, so that units are evicted all the time.
+BOUNDED = {"zeroshard": {"window": "copy"}, "zero_optimization": {"stage3_max_live_parameters": 1000}}
+
+
+def job(stage, extra=None, **options):
+    return {"stage": stage, "steps": 4, "config-extra": json.dumps(extra or {}), **options}
+
+
+JOBS = {
+    "stage0": job(0),
+    "stage1": job(1, **{"micro-steps": 3, "dtype": "bf16", "optimizer": "Adam"}),
+    "stage1-ranks-first": job(1, {"zeroshard": {"reduction_order": "ranks_first"}}, **{"micro-steps": 2}),
+    "stage2": job(2, {"gradient_clipping": 1.0}, **{"micro-steps": 2, "dtype": "fp16", "absent": True}),
+    "stage3": job(3, **{"micro-steps": 2, "weighted": True, "absent": True, "frozen": "2,5"}),
+    "bounded": job(3, BOUNDED, **{"optimizer": "SGD"}),
+    "gloo1": job(1, GLOO, **{"micro-steps": 3}),
+    "gloo3": job(3, GLOO, **{"micro-steps": 2, "dtype": "bf16", "absent": True}),
+}
