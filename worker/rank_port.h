@@ -35,7 +35,7 @@ class RankPort {
   bool Poll();
   // Fails everything that waits, and everything that comes until the next Hello.
   void Fail(const absl::Status& status);
-  // Publishes the generation and epoch in the rank's page.
+  // Publishes the parameter epoch in the rank's page.
   void Refresh();
 
   // When the oldest gradient on the board has waited for other ranks; for the deadline.
