@@ -17,7 +17,10 @@ sys.path.insert(0, str(ROOT / "client" / "python"))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import fake_native  # noqa: E402
+import real_daemon  # noqa: E402
 from zeroshard import backend  # noqa: E402
+
+BINARIES = pathlib.Path(os.environ.get("ZEROSHARD_BIN_DIR", ROOT / "bazel-bin"))
 
 torch.set_num_threads(1)
 
@@ -58,6 +61,23 @@ class Ranks:
         return results
 
 
+class Running:
+    """A daemon with `workers` workers, of a test that chooses them; its ranks are threads of this
+    process. `with Running(...) as ranks:`"""
+
+    def __init__(self, directory, workers, metrics="off"):
+        self.daemon = real_daemon.Daemon(BINARIES, directory, workers=workers, metrics=metrics)
+        self.metrics = metrics
+
+    def __enter__(self):
+        backend.use(self.daemon.native())
+        return Ranks(self.daemon.socket)
+
+    def __exit__(self, *unused):
+        backend.use(None)
+        self.daemon.stop()
+
+
 @pytest.fixture(params=["fake", "daemon"])
 def ranks(request, tmp_path):
     if request.param == "fake":
@@ -65,13 +85,10 @@ def ranks(request, tmp_path):
         yield Ranks()
         backend.use(None)
         return
-    import real_daemon
-
-    binaries = pathlib.Path(os.environ.get("ZEROSHARD_BIN_DIR", ROOT / "bazel-bin"))
-    missing = real_daemon.missing(binaries)
+    missing = real_daemon.missing(BINARIES)
     if missing:
         pytest.skip(f"not built: {missing}")
-    daemon = real_daemon.Daemon(binaries, tmp_path)
+    daemon = real_daemon.Daemon(BINARIES, tmp_path)
     backend.use(daemon.native())
     try:
         yield Ranks(daemon.socket)

@@ -1,8 +1,6 @@
 """What needs the real daemon: other numbers of workers, its counters, its checkpoints."""
 
 import copy
-import os
-import pathlib
 import re
 import socket
 
@@ -11,30 +9,12 @@ import torch
 
 import real_daemon
 import zeroshard
-from conftest import ROOT, Ranks
+from conftest import BINARIES, Running
 from models import Lora, Mlp, Odd, build, config
-from zeroshard import backend
 
-BINARIES = pathlib.Path(os.environ.get("ZEROSHARD_BIN_DIR", ROOT / "bazel-bin"))
 pytestmark = pytest.mark.skipif(
     real_daemon.missing(BINARIES) is not None, reason="the daemon is not built"
 )
-
-
-class Running:
-    """A daemon with `workers` workers; its ranks are threads of this process."""
-
-    def __init__(self, directory, workers, metrics="off"):
-        self.daemon = real_daemon.Daemon(BINARIES, directory, workers=workers, metrics=metrics)
-        self.metrics = metrics
-
-    def __enter__(self):
-        backend.use(self.daemon.native())
-        return Ranks(self.daemon.socket)
-
-    def __exit__(self, *unused):
-        backend.use(None)
-        self.daemon.stop()
 
 
 def data(rank, step, width):
