@@ -88,6 +88,7 @@ absl::Status JobHost::SendStart(uint32_t w, bool recover) {
   for (const auto& region : view.regions) *start.add_regions() = region;
   start.set_lanes(plan_->lanes);
   start.set_recover(recover);
+  if (state_.alive_since > 1) start.set_drop_generation(state_.alive_since);
   if (plan_->config.transport() == model::v1::TRANSPORT_GLOO) {
     start.set_gloo_address(environment_.config->gloo_address);
   }

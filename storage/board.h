@@ -159,7 +159,12 @@ struct alignas(64) BoardHeader {
   uint64_t job_id;
   uint64_t layout_fingerprint;
   BoardShape shape;
-  std::atomic<uint64_t> generation;
+  std::atomic<uint64_t> generation;  // in which the job last was idle and its step dropped
+  // The last drop, as the leader made it: attempts above drop_after and below drop_until never
+  // commit. Islands other than the leader's may have to commit earlier ones first.
+  std::atomic<uint64_t> drop_generation;  // written last
+  std::atomic<uint64_t> drop_after;
+  std::atomic<uint64_t> drop_until;
   std::atomic<uint64_t> attempt;  // the step in flight, from 1
   std::atomic<uint64_t> commit;   // last committed attempt << 1 | index of its JobNumbers
   std::atomic<uint64_t> epoch;    // raised with every committed step and restore

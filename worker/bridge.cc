@@ -80,8 +80,10 @@ void Bridge::Post(uint32_t peer, Frame frame) {
 
 bool Bridge::Advance() {
   const uint64_t attempt = context_.board().attempt();
-  if (attempt != attempt_) {
+  const uint64_t generation = context_.board().header().generation.load();
+  if (attempt != attempt_ || generation != generation_) {
     attempt_ = attempt;
+    generation_ = generation;
     std::erase_if(partials_,
                   [&](const auto& entry) { return AttemptOf(entry.first.second) < attempt; });
     for (auto& [peer, frame] : std::exchange(early_, {})) OnFrame(peer, frame);
@@ -254,6 +256,16 @@ bool Bridge::SendWorkerMarks(uint32_t peer) {
     Post(peer, std::move(frame));
     progress = true;
   }
+  const BoardHeader& header = board.header();
+  const uint64_t drop = header.drop_generation.load(std::memory_order_acquire);
+  if (context_.is_leader() && drop != 0 && Update(sent.drop, drop)) {
+    Frame frame = MakeFrame(BridgeFrame::kDrop, 0, header.drop_until, header.drop_after);
+    ByteWriter writer;
+    writer.Value(drop);
+    frame.payload = writer.Take();
+    Post(peer, std::move(frame));
+    progress = true;
+  }
   const Decision& decision = board.header().decision;
   const uint64_t decided = decision.attempt.load(std::memory_order_acquire);
   if (context_.is_leader() && decided != 0 && decided + 1 >= attempt_ &&
@@ -273,7 +285,8 @@ bool Bridge::SendWorkerMarks(uint32_t peer) {
   }
   const uint64_t poisoned = board.header().poisoned.load(std::memory_order_acquire);
   if (poisoned != 0 && Update(sent.poisoned, poisoned)) {
-    Frame frame = MakeFrame(BridgeFrame::kPoison, 0, 0, poisoned & 0xff);
+    const uint64_t generation = board.header().generation.load();
+    Frame frame = MakeFrame(BridgeFrame::kPoison, 0, generation, poisoned & 0xff);
     const std::string text(context_.poison().message());
     const auto* bytes = reinterpret_cast<const std::byte*>(text.data());
     frame.payload.assign(bytes, bytes + text.size());

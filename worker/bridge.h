@@ -66,7 +66,7 @@ class Bridge {
     std::vector<uint64_t> order;       // by rank: order_end
     std::vector<uint64_t> arrival;     // by rank
     std::vector<uint64_t> put;         // by rank
-    uint64_t ready = 0, applied = 0, decision = 0, pushed = 0, poisoned = 0;
+    uint64_t ready = 0, applied = 0, decision = 0, pushed = 0, poisoned = 0, drop = 0;
   };
 
   Bridge(EngineContext& context, const Shard& shard, Mesh& mesh, LocalInput local_input);
@@ -90,6 +90,8 @@ class Bridge {
   void OnPartial(uint32_t peer, const Frame& frame);
   void OnShard(uint32_t peer, const Frame& frame);
   void OnDecision(const Frame& frame);
+  void OnPoison(uint32_t peer, const Frame& frame);
+  void OnDrop(const Frame& frame);
   void OnWorkerMark(uint32_t peer, const Frame& frame);
   bool IsAhead(uint64_t attempt) const { return attempt > context_.board().attempt(); }
 
@@ -108,6 +110,7 @@ class Bridge {
       partials_;                                   // by peer
   std::vector<std::pair<uint32_t, Frame>> early_;  // frames of steps not reached yet
   uint64_t attempt_ = 0;
+  uint64_t generation_ = 0;
   uint64_t wire_bytes_ = 0;
 };
 

@@ -27,7 +27,8 @@ enum class BridgeFrame : uint32_t {
   kReady = 10,       // tag: attempt; payload: ExactSum
   kApplied = 11,     // tag: attempt
   kDecision = 12,    // tag: attempt; payload: DecisionBytes
-  kPoison = 13,      // value: status code; payload: text
+  kPoison = 13,      // tag: generation of the last drop, value: status code; payload: text
+  kDrop = 14,        // tag: drop_until, value: drop_after; payload: drop_generation
 };
 
 // Appends the bytes of plain values.

@@ -60,9 +60,10 @@ void Bridge::OnFrame(uint32_t peer, const Frame& frame) {
       }
       return;
     case BridgeFrame::kPoison:
-      context_.Poison(absl::Status(
-          static_cast<absl::StatusCode>(frame.value),
-          {reinterpret_cast<const char*>(frame.payload.data()), frame.payload.size()}));
+      OnPoison(peer, frame);
+      return;
+    case BridgeFrame::kDrop:
+      OnDrop(frame);
       return;
   }
   LogWarn(absl::StrCat("frame dropped kind=", frame.kind, " index=", frame.index, " peer=", peer));
@@ -170,6 +171,27 @@ void Bridge::OnDecision(const Frame& frame) {
   std::memcpy(bytes, frame.payload.data(), size);
   ZS_FAULT_POINT("worker.bridge.before_decision");
   decision.attempt.store(frame.tag, std::memory_order_release);
+}
+
+// Of this generation; an earlier one is over, a later one not reached yet.
+void Bridge::OnPoison(uint32_t peer, const Frame& frame) {
+  const uint64_t generation = context_.board().header().generation.load();
+  if (frame.tag > generation) early_.emplace_back(peer, frame);
+  if (frame.tag != generation) return;
+  context_.Poison(
+      absl::Status(static_cast<absl::StatusCode>(frame.value),
+                   {reinterpret_cast<const char*>(frame.payload.data()), frame.payload.size()}));
+}
+
+void Bridge::OnDrop(const Frame& frame) {
+  BoardHeader& header = context_.board().header();
+  ByteReader reader(frame.payload);
+  uint64_t generation = 0;
+  if (!reader.Value(generation) || generation <= header.drop_generation.load()) return;
+  header.drop_after.store(frame.value);
+  header.drop_until.store(frame.tag);
+  ZS_FAULT_POINT("worker.bridge.before_drop");
+  header.drop_generation.store(generation, std::memory_order_release);
 }
 
 void Bridge::OnWorkerMark(uint32_t peer, const Frame& frame) {

@@ -110,13 +110,37 @@ void Engine::OnRequest(uint32_t rank, const trainer::v1::SessionRequest& request
 }
 
 void Engine::OnDropAttempt(uint64_t generation) {
-  if (!context_.is_island_leader()) return;
+  context_.ExpectDrop(generation);
   BoardHeader& header = context_.board().header();
-  header.generation.store(generation);
+  if (!context_.is_leader() || header.generation.load() >= generation) return;
+  const uint64_t attempt = header.attempt.load();
+  const uint64_t decided = header.decision.attempt.load();
+  if (decided != attempt) header.attempt.store(attempt + 1);
+  header.drop_after.store(decided);
+  header.drop_until.store(header.attempt.load());
+  ZS_FAULT_POINT("worker.drop.before_generation");
+  header.drop_generation.store(generation);
+  FinishDrop(generation);
+}
+
+// On other islands: what the leader decided is committed first, then its drop is followed.
+bool Engine::FollowDrop() {
+  BoardHeader& header = context_.board().header();
+  const uint64_t generation = header.drop_generation.load();
+  if (generation <= header.generation.load()) return false;
+  const uint64_t attempt = header.attempt.load();
+  const uint64_t until = header.drop_until.load();
+  if (attempt <= header.drop_after.load() && attempt < until) return false;
+  if (attempt < until) header.attempt.store(until);
+  FinishDrop(generation);
+  return true;
+}
+
+void Engine::FinishDrop(uint64_t generation) {
+  BoardHeader& header = context_.board().header();
   header.poisoned.store(0);
   header.poison_claim.store(0);
-  const uint64_t attempt = header.attempt.load();
-  if (header.decision.attempt.load() != attempt) header.attempt.store(attempt + 1);
+  header.generation.store(generation);
   context_.RingAll();
 }
 
@@ -149,6 +173,7 @@ bool Engine::AdvanceOnce() {
   const Board& board = context_.board();
   const uint64_t fence = board.header().fence.load();
   if (board.worker(context_.me()).fence.exchange(fence) != fence) context_.RingAll();
+  if (context_.is_island_leader() && !context_.is_leader()) FollowDrop();
   if (const absl::Status poison = context_.poison(); !poison.ok()) {
     if (bridge_ != nullptr) bridge_->Advance();
     for (auto& port : ports_) {

@@ -55,7 +55,8 @@ class Engine {
   void OnRequest(uint32_t rank, const trainer::v1::SessionRequest& request);
   // Nobody waits for a dead rank but the server, which gives its successor time to attach.
   void OnRankDied(uint32_t rank);
-  // All ranks are gone: the leader drops the step in flight unless it is decided; clears a poison.
+  // All ranks are gone: the leader drops the step in flight unless it is decided, and other islands
+  // follow it; clears a poison. May be said again.
   void OnDropAttempt(uint64_t generation);
   // Poison from the server (a rank did not come back in time).
   void OnPoison(const absl::Status& status) { context_.Poison(status); }
@@ -93,6 +94,8 @@ class Engine {
   void CheckScatters(uint32_t rank, absl::Duration timeout);
 
   bool AdvanceOnce();
+  bool FollowDrop();
+  void FinishDrop(uint64_t generation);
   bool FollowAttempt();
   bool MergeDirty();
   bool MergeUnit(uint32_t unit);

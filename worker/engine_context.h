@@ -4,6 +4,7 @@
 #ifndef ZEROSHARD_WORKER_ENGINE_CONTEXT_H_
 #define ZEROSHARD_WORKER_ENGINE_CONTEXT_H_
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -87,6 +88,13 @@ class EngineContext {
   // Not OK once the generation is dead.
   absl::Status poison() const;
 
+  // The server says that the job was idle in `generation`: its step in flight is dropped, and no
+  // rank is served before the board shows it.
+  void ExpectDrop(uint64_t generation) {
+    expected_generation_ = std::max(expected_generation_, generation);
+  }
+  bool IsDropDone() const { return board().header().generation.load() >= expected_generation_; }
+
   // Holds gather `index` of `rank` against what other ranks gathered there; poisons when they
   // differ.
   void CompareOrder(uint32_t rank, uint64_t attempt, uint64_t index, uint32_t unit);
@@ -102,6 +110,7 @@ class EngineContext {
   Clock& clock_;
   EngineOutput& output_;
   EngineCounters counters_;
+  uint64_t expected_generation_ = 0;
 };
 
 }  // namespace zeroshard

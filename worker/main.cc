@@ -79,6 +79,7 @@ absl::Status RunWorker(ControlLink& link) {
   internal::v1::FromWorker ready;
   if (recover) {
     ZS_ASSIGN_OR_RETURN(*ready.mutable_ready()->mutable_recovery(), engine->Recover());
+    engine->OnDropAttempt(memory->start().drop_generation());
   }
   ready.mutable_ready()->set_step(memory->board().numbers().step);
   ZS_ASSIGN_OR_RETURN(std::unique_ptr<SessionServer> sessions,

@@ -97,7 +97,7 @@ bool RankPort::FenceSeen() const {
 }
 
 bool RankPort::PollHello() {
-  if (!hello_.has_value()) return false;
+  if (!hello_.has_value() || !context_.IsDropDone()) return false;
   switch (takeover_) {
     case Takeover::kMicroEnd:
       if (!FenceSeen()) return false;

@@ -215,6 +215,11 @@ void LocalJob::Resend(uint32_t rank, const trainer::v1::SessionRequest& request)
   workers_[home(rank)].engine->OnRequest(rank, request);
 }
 
+void LocalJob::RunWorker(uint32_t w) {
+  for (auto& [peer, frame] : mesh_->Take(w)) workers_[w].engine->OnMeshFrame(peer, frame);
+  workers_[w].engine->Advance();
+}
+
 void LocalJob::Run() {
   for (int round = 0; round < kMaxRounds; ++round) {
     bool rang = false;

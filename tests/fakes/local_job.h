@@ -55,6 +55,8 @@ class LocalJob {
   // Sends the request again with its id, as a reconnecting client does.
   void Resend(uint32_t rank, const trainer::v1::SessionRequest& request);
   void Run();
+  // One turn of one worker: takes what was sent to it and does all it can now.
+  void RunWorker(uint32_t w);
   bool Done(uint32_t rank, uint64_t id) const;
 
   // Rank 0 puts `values` (fp32, converted to the unit's type) of a parameter's whole unit.

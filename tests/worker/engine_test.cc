@@ -262,7 +262,8 @@ TEST(EngineTest, GradientsOfADroppedStepAreForgotten) {
   for (uint32_t rank = 0; rank < 2; ++rank) job.ScatterAll(rank, 0, GradientsOf(77, 0, rank));
   job.ScatterAll(0, 1, GradientsOf(77, 1, 0));
   job.Run();
-  for (uint32_t w = 0; w < 2; ++w) job.engine(w).OnDropAttempt(job.next_generation());
+  const uint64_t generation = job.next_generation();
+  for (uint32_t w = 0; w < 2; ++w) job.engine(w).OnDropAttempt(generation);
   job.Run();
   for (uint32_t rank = 0; rank < 2; ++rank) job.Hello(rank, false);
   job.Run();
@@ -276,6 +277,37 @@ TEST(EngineTest, GradientsOfADroppedStepAreForgotten) {
     job.Run();
   }
   EXPECT_TRUE(job.StateBytes() == expected);
+}
+
+// All ranks die when the leader has decided and another island has not heard of it, or when one has
+// committed and another not yet.
+TEST(EngineTest, IslandsAgreeOnWhichStepIsDropped) {
+  const Variant v{.stage = 2, .workers = 2, .ranks = 2, .islands = true};
+  const std::string expected = Train(v);
+  for (uint32_t turns = 0; turns < 12; ++turns) {
+    LocalJob job(Options(v));
+    job.PutParameters(RandomValues(kSizes, 1));
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      job.ScatterAll(rank, 0, GradientsOf(0, 0, rank));
+      job.Step(rank, 1, 0.01);
+    }
+    for (uint32_t turn = 0; turn < turns; ++turn) job.RunWorker(turn % 2);
+    const uint64_t generation = job.next_generation();
+    for (uint32_t w : {1, 0}) job.engine(w).OnDropAttempt(generation);
+    for (uint32_t rank = 0; rank < 2; ++rank) job.Hello(rank, false);
+    job.Run();
+    const uint64_t done = job.hello(0).step();
+    ASSERT_EQ(job.hello(1).step(), done) << "after " << turns << " turns";
+    ASSERT_EQ(job.hello(1).attempt(), job.hello(0).attempt());
+    for (uint64_t step = done; step < 2; ++step) {
+      for (uint32_t rank = 0; rank < 2; ++rank) {
+        job.ScatterAll(rank, 0, GradientsOf(step, 0, rank));
+        job.Step(rank, 1, 0.01);
+      }
+      job.Run();
+    }
+    EXPECT_TRUE(job.StateBytes() == expected) << "after " << turns << " turns, step " << done;
+  }
 }
 
 trainer::v1::SessionRequest GatherOf(std::vector<uint32_t> units, bool alone = false) {
