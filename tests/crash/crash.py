@@ -136,14 +136,16 @@ class Rank:
 
 
 class Run:
-    """A job under supervision. `plans`: {rank: [faults of each incarnation]}; `worker_plans`: the same by worker."""
+    """A job under supervision. `plans`: {rank: [faults of each incarnation]}; `worker_plans`: the same by worker;
+    `arguments`: {rank: more arguments}; `only`: the ranks that come at all.
+    """
 
     _numbers = itertools.count()
 
-    def __init__(self, daemon, options, ranks=2, plans=None, worker_plans=None, results=True):
+    def __init__(self, daemon, options, ranks=2, plans=None, worker_plans=None, arguments=None, only=None):
         self.daemon = daemon
         self.name = f"job{next(Run._numbers)}"
-        self.results = results
+        self.arguments = arguments or {}
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix="run-", dir=daemon.directory))
         self.command = [str(TRAINER), f"--socket={daemon.socket}", f"--job={self.name}", f"--ranks={ranks}", "--linger"]
         for key, value in options.items():
@@ -151,8 +153,10 @@ class Run:
         for worker, plan in (worker_plans or {}).items():
             for incarnation, faults in enumerate(plan, 1):
                 (daemon.plans / f"{self.name}.{worker}.{incarnation}").write_text(faults)
+        self.leaving = False  # all ranks have come to their end
         self.restarts = None  # of each worker, at the end
         self.ranks = [Rank(number, (plans or {}).get(number, [])) for number in range(ranks)]
+        self.ranks = [rank for rank in self.ranks if only is None or rank.number in only]
         for rank in self.ranks:
             self.start(rank)
 
@@ -160,8 +164,8 @@ class Run:
         environment = {key: value for key, value in os.environ.items() if key != "ZEROSHARD_FAULTS"}
         if rank.deaths < len(rank.plan):
             environment["ZEROSHARD_FAULTS"] = rank.plan[rank.deaths]
-        command = [*self.command, f"--rank={rank.number}"]
-        if rank.number == 0 and self.results:
+        command = [*self.command, f"--rank={rank.number}", *self.arguments.get(rank.number, [])]
+        if rank.number == 0:
             command += [f"--save={self.name}", f"--export={self.name}"]
         rank.output = self.scratch / f"{rank.number}.{rank.deaths}"
         with open(rank.output, "wb") as output, open(f"{rank.output}.err", "wb") as errors:
@@ -178,7 +182,8 @@ class Run:
         rank.process.stdin.close()
         if code == -signal.SIGKILL:
             rank.deaths += 1
-            if rank.result is None:
+            if not self.leaving:
+                rank.result = None
                 return self.start(rank)
         rank.left = True
         if code not in (0, -signal.SIGKILL):
@@ -200,11 +205,12 @@ class Run:
         try:
             self.supervise(lambda: all(rank.result for rank in self.ranks))
             self.restarts = [worker["restarts"] for worker in self.workers()]
+            self.leaving = True
             for rank in self.ranks:
                 if not rank.process.stdin.closed:
                     rank.process.stdin.close()
             self.supervise(lambda: all(rank.left for rank in self.ranks))
-            return self.outcome() if self.results else None
+            return self.outcome()
         finally:
             self.clear()
 
@@ -236,8 +242,17 @@ class Run:
         return max(steps, default=0)
 
     def kill_rank(self, number):
-        if self.ranks[number].running:
-            self.ranks[number].process.kill()
+        """Whether there was anybody to kill."""
+        if not self.ranks[number].running:
+            return False
+        self.ranks[number].process.kill()
+        return True
+
+    def kill_all(self):
+        for rank in self.ranks:
+            self.kill_rank(rank.number)
+        for rank in self.ranks:
+            rank.process.wait()
 
     def workers(self):
         view = self.daemon.job(self.name)

@@ -3,6 +3,9 @@
 The other ranks are never started again: they wait. Each trainer checks its user_state when it attaches.
 """
 
+import os
+import signal
+
 import pytest
 from crash import SHORT, TRAINER, Run, fault_points, kill
 from jobs import JOBS
@@ -40,13 +43,6 @@ def test_two_ranks_of_three_that_die_alternately(daemon, undisturbed, name, poin
     assert run.ranks[0].deaths > 0 and run.ranks[2].deaths > 0 and run.ranks[1].deaths == 0
 
 
-def kill_all(run):
-    for rank in run.ranks:
-        run.kill_rank(rank.number)
-    for rank in run.ranks:
-        rank.process.wait()
-
-
 @pytest.mark.parametrize("name", ["stage1", "gloo3"] if SHORT else list(JOBS))
 def test_all_ranks_killed_at_once_resume_at_the_committed_step(daemon, undisturbed, name):
     options = {**JOBS[name], "steps": 8}
@@ -54,7 +50,7 @@ def test_all_ranks_killed_at_once_resume_at_the_committed_step(daemon, undisturb
     run = Run(daemon, {**options, "progress": True, "pause-ms": 5})
     for step in (1, 3, 6):
         run.supervise(lambda: run.step() >= step)
-        kill_all(run)
+        run.kill_all()
     assert run.finish() == expected
     assert [rank.deaths for rank in run.ranks] == [3, 3]
 
@@ -68,15 +64,12 @@ def test_all_ranks_killed_while_the_workers_decide_and_apply(daemon, undisturbed
     expected = undisturbed(options)
     run = Run(daemon, {**options, "progress": True}, worker_plans={0: [f"{point}=sleep:150:3"]})
     run.supervise(lambda: run.step() >= 2)
-    kill_all(run)
+    run.kill_all()
     assert run.finish() == expected
     assert [rank.deaths for rank in run.ranks] == [1, 1]
 
 
 def test_all_ranks_and_all_workers_killed_at_once(daemon, undisturbed):
-    import os
-    import signal
-
     options = {**JOBS["stage3"], "steps": 8}
     expected = undisturbed(options)
     run = Run(daemon, {**options, "progress": True, "pause-ms": 5})
@@ -84,6 +77,6 @@ def test_all_ranks_and_all_workers_killed_at_once(daemon, undisturbed):
         run.supervise(lambda: run.step() >= step)
         for worker in run.workers():
             os.kill(worker["pid"], signal.SIGKILL)
-        kill_all(run)
+        run.kill_all()
     assert run.finish() == expected
     assert run.restarts == [2, 2]

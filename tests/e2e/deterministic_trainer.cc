@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <iostream>
 #include <limits>
 #include <memory>
@@ -48,6 +49,17 @@ uint64_t Mix(uint64_t x, uint64_t next, Rest... rest) {
 // In [-1, 1), with 24 bits.
 float Uniform(uint64_t hash) {
   return static_cast<float>(static_cast<int64_t>(hash >> 40) - (1 << 23)) / (1 << 23);
+}
+
+// A worker that dies fails a save or export under way; a little later there is another one.
+absl::Status Patiently(const std::function<absl::Status()>& call) {
+  absl::Status status = call();
+  for (int i = 0; i < 50 && (absl::IsUnavailable(status) || absl::IsFailedPrecondition(status));
+       ++i) {
+    absl::SleepFor(absl::Milliseconds(100));
+    status = call();
+  }
+  return status;
 }
 
 // What a rank keeps with every step.
@@ -295,12 +307,13 @@ absl::Status Trainer::Finish() {
   ZS_ASSIGN_OR_RETURN(const uint64_t checksum, AllParameters());
   const StepResult result = session_.step_result();
   if (options_.rank == 0 && !options_.save.empty()) {
-    const absl::Status saved = session_.Save(options_.save).status();
+    const absl::Status saved = Patiently([&] { return session_.Save(options_.save).status(); });
     // A predecessor that died after its checkpoint was complete has written this one.
     if (!saved.ok() && !(was_complete_ && absl::IsAlreadyExists(saved))) return saved;
   }
   if (options_.rank == 0 && !options_.export_name.empty()) {
-    ZS_RETURN_IF_ERROR(session_.Export(options_.export_name, /*overwrite=*/true).status());
+    ZS_RETURN_IF_ERROR(Patiently(
+        [&] { return session_.Export(options_.export_name, /*overwrite=*/true).status(); }));
   }
   nlohmann::json line = {{"rank", options_.rank},
                          {"step", state_.step},
