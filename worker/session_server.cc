@@ -60,6 +60,9 @@ class SessionServer::Impl final : public trainer::v1::Session::CallbackService {
   // Whether the Hello may open the rank's stream; then `stream` is the rank's.
   bool Admit(const trainer::v1::Hello& hello, Stream* stream);
   void Forget(uint32_t rank, Stream* stream);
+  // Queues a request, unless another stream has become the rank's: what a dead process wrote last may
+  // be read after its successor's Hello.
+  void Deliver(uint32_t rank, Stream* stream, trainer::v1::SessionRequest request);
 
   const UniqueFd listener_;
   EventQueue& events_;
@@ -110,7 +113,7 @@ class SessionServer::Impl::Stream final
       End(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "a second Hello on one stream"));
       return;
     }
-    server_.events_.Push(SessionEvent{rank_, std::move(request_)});
+    server_.Deliver(rank_, this, std::move(request_));
     request_ = {};
     StartRead(&request_);
   }
@@ -199,6 +202,12 @@ bool SessionServer::Impl::Admit(const trainer::v1::Hello& hello, Stream* stream)
   if (replaced != nullptr)
     replaced->End(grpc::Status(grpc::StatusCode::ABORTED, "replaced by a newer stream"));
   return true;
+}
+
+void SessionServer::Impl::Deliver(uint32_t rank, Stream* stream,
+                                  trainer::v1::SessionRequest request) {
+  absl::MutexLock lock(&mu_);
+  if (ranks_[rank].stream == stream) events_.Push(SessionEvent{rank, std::move(request)});
 }
 
 void SessionServer::Impl::Forget(uint32_t rank, Stream* stream) {
