@@ -61,7 +61,7 @@ class Bridge {
   struct Sent {                        // to one peer, since the mesh stands
     std::vector<Tag> partial;          // by unit
     std::vector<Tag> merged;           // by unit
-    std::vector<uint64_t> pulled;      // by unit: epoch asked for
+    std::vector<uint64_t> pulled;      // by unit: epoch asked for and not yet answered
     std::vector<uint8_t> initialized;  // by unit
     std::vector<uint64_t> order;       // by rank: order_end
     std::vector<uint64_t> arrival;     // by rank

@@ -151,6 +151,9 @@ void Bridge::OnShard(uint32_t peer, const Frame& frame) {
   }
   const Board& board = context_.board();
   if (frame.value != 0) {
+    // What was pulled may be given back and wanted again in the same epoch.
+    uint64_t& pulled = sent_[peer].pulled[frame.index];
+    if (pulled == frame.value) pulled = 0;
     // A pull; what it was asked for may have passed.
     if (board.wanted(frame.index).load() != frame.value || board.evicting(frame.index).load() != 0)
       return;

@@ -458,8 +458,10 @@ TEST(EngineTest, WeightedAccumulationIsTheMeanOverTokens) {
   EXPECT_FLOAT_EQ(job.Parameter(0)[511], -2.9f);
 }
 
-TEST(EngineTest, ACopiedWindowStaysWithinItsBound) {
-  LocalJobOptions options = Options({.stage = 3, .workers = 2, .ranks = 2, .copy = true});
+// Gathers, releases and gathers again, more than fits the window; each island has one of its own.
+void GatherInABoundedWindow(bool islands) {
+  LocalJobOptions options =
+      Options({.stage = 3, .workers = 2, .ranks = 2, .copy = true, .islands = islands});
   options.manifest = MakeManifest({50000, 50000, 50000, 50000}, model::v1::DTYPE_BFLOAT16);
   options.config.set_max_live_elements(50000);
   LocalJob job(std::move(options));
@@ -470,8 +472,10 @@ TEST(EngineTest, ACopiedWindowStaysWithinItsBound) {
       for (uint32_t rank = 0; rank < 2; ++rank) {
         const uint64_t id = job.Send(rank, GatherOf({unit}));
         job.Run();
-        EXPECT_TRUE(job.Done(rank, id));
-        EXPECT_NEAR(job.Parameter(unit)[49999], values[unit][49999], 0.01);
+        ASSERT_TRUE(job.Done(rank, id)) << "round " << round << " unit " << unit;
+        const std::vector<float> got = job.Parameter(unit, islands ? rank : 0);
+        EXPECT_NEAR(got[0], values[unit][0], 0.01);
+        EXPECT_NEAR(got[49999], values[unit][49999], 0.01);
       }
       for (uint32_t rank = 0; rank < 2; ++rank) {
         trainer::v1::SessionRequest release;
@@ -484,6 +488,10 @@ TEST(EngineTest, ACopiedWindowStaysWithinItsBound) {
     }
   }
 }
+
+TEST(EngineTest, ACopiedWindowStaysWithinItsBound) { GatherInABoundedWindow(false); }
+
+TEST(EngineTest, AUnitGivenBackIsFetchedFromOtherIslandsAgain) { GatherInABoundedWindow(true); }
 
 TEST(EngineTest, BadRequestsChangeNothingAndSayWhatIsWrong) {
   LocalJob job(Options({.stage = 3, .workers = 1, .ranks = 1}));
