@@ -272,7 +272,10 @@ void JobHost::RunOnShards(ShardCommand command, std::function<void(ShardAnswers)
   operation_.emplace();
   operation_->request = next_request_++;
   operation_->what = command.what;
-  operation_->answers.resize(workers_.size());
+  // A model file is written by one worker, which sees all parameters; a checkpoint by all.
+  const uint32_t writers =
+      command.message.has_export_file() ? 1 : static_cast<uint32_t>(workers_.size());
+  operation_->answers.resize(writers);
   operation_->done = std::move(done);
   if (command.message.has_save()) command.message.mutable_save()->set_request(operation_->request);
   if (command.message.has_restore()) {
@@ -281,7 +284,7 @@ void JobHost::RunOnShards(ShardCommand command, std::function<void(ShardAnswers)
   if (command.message.has_export_file()) {
     command.message.mutable_export_file()->set_request(operation_->request);
   }
-  for (uint32_t w = 0; w < workers_.size(); ++w) {
+  for (uint32_t w = 0; w < writers; ++w) {
     SendToWorker(w, command.message, command.fd.get());
   }
 }
@@ -295,6 +298,7 @@ void JobHost::AbandonShards(const absl::Status& status) {
 
 void JobHost::OnShardDone(uint32_t w, const internal::v1::ShardDone& answer) {
   if (!operation_ || operation_->request != answer.request()) return;
+  if (w >= operation_->answers.size()) return;  // was not asked
   if (answer.code() != 0) {
     return AbandonShards(
         SentStatus(answer.code(),

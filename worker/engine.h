@@ -78,6 +78,8 @@ class Engine {
   void SetPump(std::function<void()> pump) { pump_ = std::move(pump); }
   // Waits until `unit` lies whole in the window, which a copied window may take other workers for.
   absl::Status MakeReadable(uint32_t unit, absl::Duration timeout);
+  // The caller has read it: a copied window keeps it no longer than a rank does.
+  void DoneReading(uint32_t unit) { keeper_.GiveBack(unit); }
 
   Shard& shard() { return shard_; }
   EngineContext& context() { return context_; }

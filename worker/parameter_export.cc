@@ -33,6 +33,7 @@ absl::StatusOr<uint64_t> ExportParameters(Engine& engine, int fd) {
       const std::byte* data = context.memory().unit_window(unit) + place.offset * element_bytes;
       ZS_RETURN_IF_ERROR(writer.Append(parameter, {data, place.elements * element_bytes}));
     }
+    engine.DoneReading(unit);
   }
   return std::move(writer).Finish();
 }

@@ -68,6 +68,12 @@ bool WindowKeeper::Evict() {
   return evicted;
 }
 
+void WindowKeeper::GiveBack(uint32_t unit) {
+  if (!context_.is_island_leader() || context_.memory().plan().unit(unit).resident) return;
+  if (!IsFilled(unit) || IsPinned(unit)) return;
+  if (EvictUnit(unit)) context_.RingAll();
+}
+
 bool WindowKeeper::EvictUnit(uint32_t unit) {
   std::atomic<uint32_t>& evicting = context_.board().evicting(unit);
   evicting.store(1);

@@ -28,6 +28,8 @@ class WindowKeeper {
   bool Fill(uint32_t unit, const Shard& shard);
   // Gives pages back while too many units are resident. Returns whether any were.
   bool Evict();
+  // Gives the pages of `unit` back now if no rank has it; of the island's first worker only.
+  void GiveBack(uint32_t unit);
   // After a predecessor's death: finishes what it was giving back.
   void Recover();
 
