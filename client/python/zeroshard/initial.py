@@ -9,7 +9,7 @@ import torch
 from zeroshard.units import view_of_window
 
 GRAIN = 256
-CHUNK = 1 << 20  # elements of one put
+CHUNK = 1 << 20  # elements of one put, at most
 _EDGE = 256  # elements at both ends of a parameter that every rank keeps
 
 
@@ -47,9 +47,10 @@ def put_model(session, table, rank, world_size):
             if born
             else ([(0, unit.elements)] if rank == 0 else [])
         )
+        chunk = _chunk(session, unit)
         for begin, end in runs:
-            for first in range(begin, end, CHUNK):
-                requests.append(_put(session, unit, first, min(first + CHUNK, end), _copy_initial))
+            for first in range(begin, end, chunk):
+                requests.append(_put(session, unit, first, min(first + chunk, end), _copy_initial))
     for request in requests:
         session.wait(request)
 
@@ -60,12 +61,21 @@ def put_unit(session, unit, source):
     def copy(parameter, begin, end, target):
         target.copy_(source(parameter).detach().reshape(-1)[begin:end])
 
+    chunk = _chunk(session, unit)
     requests = [
-        _put(session, unit, first, min(first + CHUNK, unit.elements), copy)
-        for first in range(0, unit.elements, CHUNK)
+        _put(session, unit, first, min(first + chunk, unit.elements), copy)
+        for first in range(0, unit.elements, chunk)
     ]
     for request in requests:
         session.wait(request)
+
+
+def _chunk(session, unit):
+    """Elements of one put. The gradient window is as large as trainable units need: a frozen one
+    may be larger than all of it."""
+    size = torch.empty(0, dtype=unit.dtype).element_size()
+    room = memoryview(session.gradient_window).nbytes // size
+    return max(GRAIN, min(CHUNK, room // 2 // GRAIN * GRAIN))
 
 
 def _put(session, unit, begin, end, copy):
