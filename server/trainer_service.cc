@@ -144,6 +144,7 @@ grpc::Status TrainerService::Watch(grpc::ServerContext* call, const WatchRequest
       });
   if (!added.ok()) return ToGrpc(added.status());
   if (!added->ok()) return ToGrpc(*added);
+  writer->SendInitialMetadata();  // from here on no event is missed
   while (!call->IsCancelled() && !queue->done()) {
     const std::optional<WatchEvent> event = queue->Next(absl::Milliseconds(100));
     if (event && !writer->Write(*event)) break;

@@ -102,6 +102,30 @@ def run_daemon(directory, *flags, **options):
     return result.returncode, result.stderr
 
 
+class Watcher:
+    """A process that watches a job; take it as a context manager."""
+
+    def __init__(self, socket, job):
+        self.process = subprocess.Popen([str(PROBE), str(socket), "watch", job], stdout=subprocess.PIPE, text=True)
+        self.until("watching")
+
+    def until(self, kind):
+        """The next event of this kind."""
+        for line in self.process.stdout:
+            event = json.loads(line)
+            if event.get("kind") == kind:
+                return event
+        raise AssertionError(f"the stream ended before {kind}")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *unused):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
 class Probe:
     """One trainer process. The attach is under way when the constructor returns; see attached()."""
 

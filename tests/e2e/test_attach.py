@@ -4,6 +4,7 @@ import json
 import os
 import time
 
+import daemon as programs
 import pytest
 from daemon import wait_for
 
@@ -144,11 +145,70 @@ def test_the_daemons_own_limit_is_named(start, probe):
     assert "host_memory_limit is 1.00 MiB" in message
 
 
+def batch_config(train, micro, accumulation):
+    given = {"train_batch_size": train, "train_micro_batch_size_per_gpu": micro,
+             "gradient_accumulation_steps": accumulation}
+    given = {key: value for key, value in given.items() if value is not None}
+    return json.dumps({**given, "optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": 2}})
+
+
+def attach_all(probe, daemon, ranks, config):
+    probes = [probe(daemon, job="gpt", rank=rank, world_size=ranks, config=config) for rank in range(ranks)]
+    return [one.answer() for one in probes]
+
+
+@pytest.mark.parametrize("train, micro, accumulation, ranks, words", [
+    (8, 2, 1, 1, "8 is not 2 * 1 * 1 = 2"),
+    (256, 2, 18, 7, "256 is not 2 * 18 * 7 = 252"),
+    (None, None, None, 2, "train_batch_size not given"),
+])
+def test_a_batch_that_does_not_divide_is_refused_on_every_rank(daemon, probe, train, micro, accumulation, ranks, words):
+    for answer in attach_all(probe, daemon, ranks, batch_config(train, micro, accumulation)):
+        assert not answer["ok"] and answer["code"] == "INVALID_ARGUMENT"
+        assert words in answer["message"], answer["message"]
+    assert daemon.json("jobs")["jobs"] == []
+
+
+@pytest.mark.parametrize("train, micro, accumulation, batch", [
+    (32, None, None, (32, 8, 1)), (32, 4, None, (32, 4, 2)), (None, 4, 2, (32, 4, 2)),
+])
+def test_what_a_batch_lacks_follows_from_the_ranks(daemon, probe, train, micro, accumulation, batch):
+    for answer in attach_all(probe, daemon, 4, batch_config(train, micro, accumulation)):
+        config = answer["reply"]["config"]
+        assert (config["train_batch_size"], config["micro_batch_size"], config["accumulation_steps"]) == batch
+
+
+def test_unresolved_autos_are_named_together(daemon, probe):
+    config = json.dumps({
+        "train_micro_batch_size_per_gpu": "auto", "gradient_clipping": "auto", "optimizer": {"type": "AdamW"},
+        "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}})
+    message = probe(daemon, job="gpt", config=config).refused("INVALID_ARGUMENT")
+    for key in ("train_micro_batch_size_per_gpu", "gradient_clipping", "zero_optimization.reduce_bucket_size"):
+        assert key in message, message
+
+
 def test_a_full_dev_shm_does_not_matter(daemon, probe):
     """Regions are anonymous memory files, so nothing of a job lies in /dev/shm."""
     before = set(os.listdir("/dev/shm"))
     probe(daemon, job="gpt").attached()
     assert set(os.listdir("/dev/shm")) - before == set()
+
+
+FULL = "mount -t tmpfs -o size=64k tmpfs /dev/shm; head -c 64k /dev/zero > /dev/shm/full; exec \"$@\""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a /dev/shm of its own takes root")
+def test_a_daemon_with_a_full_dev_shm_takes_jobs(directory, probe):
+    if programs.missing():
+        pytest.skip(f"{programs.missing()} is not built")
+    daemon = programs.Daemon(directory)
+    daemon.command = ["unshare", "--mount", "sh", "-c", FULL, "sh", *daemon.command]
+    daemon.start()
+    try:
+        spec = {"parameters": [["w", [1 << 20], "bfloat16"]]}
+        assert probe(daemon, job="gpt", **spec).attached()["ledger"]
+    finally:
+        assert daemon.stop() == 0
 
 
 def test_the_operator_sees_the_job(daemon, probe):

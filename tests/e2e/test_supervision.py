@@ -4,6 +4,7 @@ import os
 import signal
 import urllib.request
 
+import daemon as programs
 import pytest
 from daemon import wait_for
 
@@ -186,6 +187,27 @@ def test_health_and_reflection_answer(daemon):
     services = daemon.ask("services")["text"]
     for name in ("zeroshard.trainer.v1.Trainer", "zeroshard.admin.v1.Admin", "grpc.health.v1.Health"):
         assert name in services
+
+
+def test_who_watches_hears_of_deaths_returns_and_the_end(daemon, probe):
+    one, two = (probe(daemon, job="gpt", rank=rank, world_size=2) for rank in range(2))
+    for each in (one, two):
+        each.attached()
+    with programs.Watcher(daemon.socket, "gpt") as watcher:
+        two.kill()
+        assert "rank 1" in watcher.until("rank-died")["text"]
+        successor = probe(daemon, job="gpt", rank=1, world_size=2)
+        successor.attached()
+        assert "rank 1" in watcher.until("attached")["text"]
+        os.kill(daemon.job("gpt")["workers"][0]["pid"], signal.SIGKILL)
+        assert "worker 0" in watcher.until("worker-died")["text"]
+        watcher.until("worker-ready")
+        one.ask("detach")
+        successor.ask("detach")
+        watcher.until("ended")
+        assert watcher.process.wait(20) == 0
+    with programs.Watcher(daemon.socket, "nowhere") as watcher:
+        assert "there is no job 'nowhere'" in watcher.process.stdout.read()
 
 
 def test_metrics_show_the_job_and_forget_it(start, probe):

@@ -1,11 +1,12 @@
 // A trainer without a model, driven from outside: for process tests of the daemon.
 //
 //   probe SOCKET health | services
+//   probe SOCKET watch JOB        each event, until the job ends
 //   probe SOCKET attach '{"job": "a", "rank": 0, "world_size": 1, ...}'
 //
 // Prints one JSON object a line: {"ok": true, ...} or {"ok": false, "code": "...", "message":
-// "..."}. After an attach it takes commands from stdin: "regions", "page", "detach", "keep", "save
-// NAME", "export NAME"; and ends, without detaching, when stdin closes.
+// "..."}. After an attach it takes commands from stdin: "regions", "page", "read", "detach",
+// "keep", "save NAME", "export NAME"; and ends, without detaching, when stdin closes.
 #include <fcntl.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
@@ -74,7 +75,8 @@ std::unique_ptr<grpc::ClientContext> Context() {
   return context;
 }
 
-// One parameter "w" of the given shape; "parameters": [[name, shape, dtype], ...] for others.
+// One parameter "w" of the given shape; "parameters": [[name, shape, dtype], ...] for others, with
+// a false at the end for a frozen one.
 void FillManifest(const Json& spec, model::v1::Manifest& manifest) {
   const Json parameters =
       spec.value("parameters", Json::array({Json::array({"w", Json::array({4, 2}), "float32"})}));
@@ -84,7 +86,7 @@ void FillManifest(const Json& spec, model::v1::Manifest& manifest) {
     for (const Json& size : one[1]) parameter.add_shape(size.get<uint64_t>());
     const std::string dtype = one[2].get<std::string>();
     parameter.set_dtype(dtype == "bfloat16" ? model::v1::DTYPE_BFLOAT16 : model::v1::DTYPE_FLOAT32);
-    parameter.set_trainable(true);
+    parameter.set_trainable(one.size() < 4 || one[3].get<bool>());
     parameter.set_module(parameter.name());
   }
   manifest.add_groups()->set_lr(0.001);
@@ -121,6 +123,7 @@ class Probe {
   bool Detach(bool keep);
   bool Regions();
   bool Page();
+  bool Read();
   bool Save(const std::string& name);
   bool Export(const std::string& name);
   absl::StatusOr<Message> Fetch() const;
@@ -129,6 +132,7 @@ class Probe {
   const std::unique_ptr<trainer::v1::Trainer::Stub> trainer_;
   AttachRequest request_;
   AttachReply reply_;
+  MappedRegion window_;  // once it was read
 };
 
 bool Probe::Do(const std::string& line) {
@@ -139,6 +143,7 @@ bool Probe::Do(const std::string& line) {
   if (verb == "keep") return Detach(true);
   if (verb == "regions") return Regions();
   if (verb == "page") return Page();
+  if (verb == "read") return Read();
   if (verb == "save") return Save(name);
   if (verb == "export") return Export(name);
   return Report(3, "unknown command " + line);
@@ -192,6 +197,18 @@ bool Probe::Page() {
   return Print({{"ok", page->magic == kRankPageMagic},
                 {"poisoned", page->poisoned.load()},
                 {"generation", page->generation.load()}});
+}
+
+// Maps the parameter window, reads every byte of it, and keeps it mapped.
+bool Probe::Read() {
+  const absl::StatusOr<Message> message = Fetch();
+  if (!message.ok() || message->fds.size() != 3) return Report(14, "no descriptors");
+  auto map = MappedRegion::Map(message->fds[0].get(), reply_.regions(0).bytes(), Access::kReadOnly);
+  if (!map.ok()) return Report(13, std::string(map.status().message()));
+  window_ = *std::move(map);
+  uint64_t sum = 0;
+  for (const std::byte byte : window_.bytes()) sum += static_cast<uint64_t>(byte);
+  return Print({{"ok", true}, {"bytes", window_.size()}, {"sum", sum}});
 }
 
 bool Probe::Save(const std::string& name) {
@@ -253,17 +270,40 @@ int Raw(const std::string& socket, const std::string& method, const std::string&
   return 0;
 }
 
+// Prints every event of a job until the daemon ends the stream.
+int Watch(const std::string& socket, const std::string& job) {
+  auto stub = trainer::v1::Trainer::NewStub(
+      grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials()));
+  trainer::v1::WatchRequest request;
+  request.set_job(job);
+  const std::unique_ptr<grpc::ClientContext> context = Context();
+  auto stream = stub->Watch(context.get(), request);
+  stream->WaitForInitialMetadata();
+  Print({{"kind", "watching"}});
+  trainer::v1::WatchEvent event;
+  while (stream->Read(&event)) {
+    Print({{"kind", event.kind()},
+           {"text", event.text()},
+           {"generation", event.generation()},
+           {"step", event.step()}});
+  }
+  const grpc::Status status = stream->Finish();
+  if (!status.ok()) return Report(status.error_code(), status.error_message()) ? 0 : 1;
+  return 0;
+}
+
 int Main(int argc, char** argv) {
   const std::string socket = argc > 2 ? argv[1] : "";
   const std::string verb = argc > 2 ? argv[2] : "";
   if (verb == "health") return Raw(socket, "/grpc.health.v1.Health/Check", "");
+  if (verb == "watch" && argc == 4) return Watch(socket, argv[3]);
   // ServerReflectionRequest{list_services: ""}: field 7, empty.
   if (verb == "services") {
     return Raw(socket, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
                std::string("\x3a\x00", 2));
   }
   if (verb != "attach" || argc != 4) {
-    std::cerr << "usage: probe SOCKET health|services|attach JSON\n";
+    std::cerr << "usage: probe SOCKET health|services|watch JOB|attach JSON\n";
     return 2;
   }
   const Json spec = Json::parse(argv[3], nullptr, /*allow_exceptions=*/false);
