@@ -60,8 +60,8 @@ class SessionServer::Impl final : public trainer::v1::Session::CallbackService {
   // Whether the Hello may open the rank's stream; then `stream` is the rank's.
   bool Admit(const trainer::v1::Hello& hello, Stream* stream);
   void Forget(uint32_t rank, Stream* stream);
-  // Queues a request, unless another stream has become the rank's: what a dead process wrote last may
-  // be read after its successor's Hello.
+  // Queues a request, unless another stream has become the rank's: what a dead process wrote last
+  // may be read after its successor's Hello.
   void Deliver(uint32_t rank, Stream* stream, trainer::v1::SessionRequest request);
 
   const UniqueFd listener_;
