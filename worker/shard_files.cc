@@ -56,15 +56,31 @@ absl::Status MasterFromParameter(CheckpointReader& reader, uint32_t unit, DType 
   return absl::OkStatus();
 }
 
+// Whether the checkpoint has all that RestoreUnit will read; another optimizer leaves other states.
+absl::Status CheckStates(Engine& engine, const CheckpointReader& reader, uint32_t unit,
+                         bool parameters_only) {
+  const Unit& layout_unit = engine.context().layout().units()[unit];
+  if (!reader.Has(unit, kKindParameter)) {
+    if (!layout_unit.trainable) return absl::OkStatus();  // left out as frozen
+    return absl::DataLossError(
+        absl::StrCat("the checkpoint holds no parameters of ", engine.context().UnitName(unit)));
+  }
+  if (parameters_only) return absl::OkStatus();
+  for (const Shard::StateArray& array : engine.shard().StateArrays(unit, Extent::kSlice)) {
+    if (array.kind == kKindMaster || reader.Has(unit, array.kind)) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the checkpoint holds no ", array.kind, " of ", engine.context().UnitName(unit),
+        ": it was written with another optimizer or by a forward-only job; load the parameters "
+        "alone"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<uint64_t> RestoreUnit(Engine& engine, CheckpointReader& reader, uint32_t unit,
                                      bool parameters_only) {
   const Unit& layout_unit = engine.context().layout().units()[unit];
   uint64_t bytes = 0;
-  if (!reader.Has(unit, kKindParameter)) {
-    if (!layout_unit.trainable) return bytes;  // left out as frozen
-    return absl::DataLossError(
-        absl::StrCat("the checkpoint holds no parameters of ", engine.context().UnitName(unit)));
-  }
+  if (!reader.Has(unit, kKindParameter)) return bytes;  // left out as frozen
   for (const Shard::StateArray& array : engine.shard().StateArrays(unit, Extent::kSlice)) {
     const bool derive =
         array.kind == kKindMaster && (parameters_only || !reader.Has(unit, kKindMaster));
@@ -93,6 +109,9 @@ absl::StatusOr<uint64_t> RestoreShard(Engine& engine, const internal::v1::Restor
     return absl::DataLossError("job state not readable");
   // All is verified before the first byte of state changes.
   ZS_RETURN_IF_ERROR(reader.Verify());
+  for (uint32_t unit = 0; unit < context.layout().units().size(); ++unit) {
+    ZS_RETURN_IF_ERROR(CheckStates(engine, reader, unit, command.parameters_only()));
+  }
   uint64_t bytes = 0;
   for (uint32_t unit = 0; unit < context.layout().units().size(); ++unit) {
     ZS_ASSIGN_OR_RETURN(const uint64_t unit_bytes,

@@ -172,3 +172,107 @@ def test_writing_a_model_takes_less_than_two_tensors(tmp_path, writer, own):
     for i in range(Layers.COUNT):
         assert (found[f"layers.{i}.weight"] == i + 1).all(), i
     assert growth < 2 * TENSOR, f"{growth / TENSOR:.2f} tensors"
+
+
+class Adapters(torch.nn.Module):
+    """A frozen base of 4 MiB, larger than all that is trained."""
+
+    def __init__(self, side=1448):
+        super().__init__()
+        self.base = torch.nn.Linear(side, side, bias=False)
+        self.down = torch.nn.Linear(side, 2, bias=False)
+        self.up = torch.nn.Linear(2, side, bias=False)
+        self.base.weight.requires_grad_(False)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_trained_model_and_its_frozen_reference_live_side_by_side(tmp_path, stage):
+    """The reference is a forward-only job; evaluation of the trained one changes nothing."""
+    model = build(Adapters)
+    x = torch.randn(4, 1448, generator=torch.Generator().manual_seed(2))
+    settings = config(stage, optimizer={"type": "AdamW", "params": {"lr": 1e-4}})
+
+    def join(job, rank, frozen):
+        mine = copy.deepcopy(model)
+        if frozen:
+            mine.requires_grad_(False)
+        engine, *_ = zeroshard.initialize(
+            model=mine, config=settings, job=job, rank=rank, world_size=2, socket=ranks.socket
+        )
+        return engine
+
+    def rank_main(rank):
+        policy, reference = join("policy", rank, False), join("reference", rank, True)
+        assert reference.forward_only and not policy.forward_only
+        losses = []
+        for _ in range(3):
+            with torch.no_grad():
+                target = reference(x)
+            loss = (policy(x) - target - 1).pow(2).mean()
+            policy.backward(loss)
+            policy.step()
+            losses.append(loss.item())
+            policy.eval()
+            with torch.no_grad():
+                policy(x)
+            policy.train()
+        found = policy.module.state_dict(), reference.module.state_dict(), losses, target
+        with pytest.raises(zeroshard.ZeroShardError, match="forward-only"):
+            reference.step()
+        policy.destroy()
+        reference.destroy()
+        return found
+
+    plain, expected = copy.deepcopy(model), []
+    optimizer = torch.optim.AdamW([plain.down.weight, plain.up.weight], lr=1e-4, weight_decay=0)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = (plain(x) - model(x).detach() - 1).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+
+    with Running(tmp_path, 2) as ranks:
+        for trained, kept, losses, target in ranks.run(2, rank_main):
+            assert losses == pytest.approx(expected, rel=1e-5) and len(set(expected)) == 3
+            for name, value in model.state_dict().items():
+                assert torch.equal(kept[name], value), name
+            assert torch.equal(trained["base.weight"], model.base.weight)
+            assert not torch.equal(trained["up.weight"], model.up.weight)
+            torch.testing.assert_close(target, model(x).detach())
+
+
+def test_states_of_another_optimizer_are_refused_and_change_nothing(tmp_path):
+    model = build(lambda: Tied(False))
+    tokens = torch.arange(12).view(3, 4)
+
+    def join(kind, rank, job):
+        engine, *_ = zeroshard.initialize(
+            model=copy.deepcopy(model), job=job, rank=rank, world_size=1, socket=ranks.socket,
+            config=config(3, optimizer={"type": kind, "params": {"lr": 0.1}}),
+        )
+        engine.backward(engine(tokens).pow(2).mean())
+        engine.step()
+        return engine
+
+    def rank_main(rank):
+        first = join("SGD", rank, "first")
+        saved = first.module.state_dict()
+        first.save_checkpoint(str(tmp_path))
+        first.destroy()
+        second = join("AdamW", rank, "second")
+        before = second.module.state_dict()
+        with pytest.raises(zeroshard.ZeroShardError, match="no exp_avg of .*another optimizer"):
+            second.load_checkpoint(str(tmp_path))
+        after = second.module.state_dict()
+        assert all(torch.equal(after[name], value) for name, value in before.items())
+        second.load_checkpoint(str(tmp_path), load_module_only=True)
+        loaded = second.module.state_dict()
+        assert all(torch.equal(loaded[name], value) for name, value in saved.items())
+        second.destroy()
+
+    with Running(tmp_path, 2) as ranks:
+        ranks.run(1, rank_main)

@@ -105,6 +105,36 @@ def test_a_step_updates_the_window(daemon):
     successor.detach(False)
 
 
+def test_what_lies_in_padding_is_never_read(daemon):
+    """5 and 7 elements, NaN around them in every slot: gathers, the norm and the update are exact."""
+    parameters = [{"name": "five", "shape": [5], "dtype": "bfloat16", "module": "m"},
+                  {"name": "seven", "shape": [7], "dtype": "bfloat16", "module": "m"}]
+    session = attach(daemon, parameters=parameters)
+    (unit,) = session.units()
+    places = [(offset, elements) for _, offset, elements in session.places()]
+    assert sum(elements for _, elements in places) == 12 < unit["elements"]
+
+    def padded(value):
+        offset, window = slot(session, unit)
+        window.fill_(float("nan"))
+        for at, elements in places:
+            window[at : at + elements] = value
+        return offset
+
+    session.wait(session.put(0, 0, unit["elements"], padded(3.0), True))
+    for expected in (3.0, 2.0, 1.0):
+        session.wait(session.gather([0]))
+        shown = values(session, unit)
+        assert all((shown[at : at + elements] == expected).all() for at, elements in places)
+        session.scatter(0, 0, padded(2.0))
+        session.micro_end(0)
+        session.wait(session.step(1))
+        result = session.step_result()
+        assert result["norm_valid"] and not result["skipped"]
+        assert result["grad_norm"] == 48 ** 0.5
+    session.detach(False)
+
+
 def test_errors_carry_a_code_and_say_what_to_do(daemon):
     session = attach(daemon)
     with pytest.raises(ZeroShardError, match="there is no unit 9: the job has 3") as error:
