@@ -162,7 +162,7 @@ def parse_arguments():
         "--text", nargs="*", help="text files (default: the licence texts of the distribution)"
     )
     parser.add_argument("--out", default="out/quickstart")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--stage", type=int, default=3, choices=[0, 1, 2, 3])
     parser.add_argument("--dtype", default="bf16", choices=["bf16", "fp16", "fp32"])
     parser.add_argument("--micro-batch", type=int, default=8)

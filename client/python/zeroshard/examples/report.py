@@ -84,6 +84,19 @@ def ledger_table(lines):
     return "\n".join(text)
 
 
+def per_parameter(lines, parameters):
+    """One sentence: bytes a parameter over all workers, by the terms of the ZeRO formula."""
+    total = {}
+    for line in lines:
+        if line["holder"].startswith("worker") and line["formula"]:
+            total[line["state"]] = total.get(line["state"], 0) + int(line["bytes"]) / parameters
+    optimizer = sum(v for k, v in total.items() if k not in ("parameters", "gradients"))
+    return (
+        f"All workers together, bytes a parameter: {total.get('parameters', 0):.4g} parameters, "
+        f"G = {total.get('gradients', 0):.4g} gradients, K = {optimizer:.4g} master and optimizer states."
+    )
+
+
 def curve(values, width=64, height=12):
     """The loss curve in characters."""
     if not values:
@@ -136,6 +149,7 @@ def finish(arguments, results):
             f"P = {results['parameters']:,} parameters):\n"
         )
         print(ledger_table(results["ledger"]))
+        print("\n" + per_parameter(results["ledger"], results["parameters"]))
         memory = results["memory"]
         print(
             f"\nTrainer, rank 0 ({memory['source']}): "
