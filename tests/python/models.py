@@ -1,6 +1,7 @@
 """Small models and the plain PyTorch training that they are compared with."""
 
 import copy
+import threading
 
 import torch
 from torch import nn
@@ -116,9 +117,13 @@ class Experts(nn.Module):
         return sum(self.experts[i](h) for i in which).sum(-1)
 
 
+_generator = threading.Lock()  # PyTorch's is one for all threads, and ranks are threads here
+
+
 def build(factory, seed=0):
-    torch.manual_seed(seed)
-    return factory()
+    with _generator:
+        torch.manual_seed(seed)
+        return factory()
 
 
 def plain_gradients(model, losses):

@@ -240,7 +240,8 @@ def test_bf16_parameters_do_not_get_stuck(ranks):
     assert seen[-1][0].item() == 0.9921875
 
 
-def test_accumulated_mean(ranks):
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_accumulated_mean(ranks, stage):
     """Accumulation 4, micro-gradients 1, 2, 3, 4 on two ranks: the mean is 2.5."""
     job = ranks.job()
 
@@ -252,7 +253,9 @@ def test_accumulated_mean(ranks):
             world_size=2,
             socket=ranks.socket,
             config=config(
-                2, gradient_accumulation_steps=4, optimizer={"type": "SGD", "params": {"lr": 1.0}}
+                stage,
+                gradient_accumulation_steps=4,
+                optimizer={"type": "SGD", "params": {"lr": 1.0}},
             ),
         )
         for gradient in (1.0, 2.0, 3.0, 4.0):

@@ -6,6 +6,7 @@ import socket
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import real_daemon
 import zeroshard
@@ -65,6 +66,51 @@ def test_checkpoint_loads_with_other_workers_and_stage(tmp_path, factory, width)
             for found in ranks.run(2, second):
                 for name, value in expected.items():
                     assert torch.equal(found[name], value), (name, workers, stage)
+
+
+class Views(torch.nn.Module):
+    """Keeps views of its weights across forward and backward; every weight is a unit of its own."""
+
+    def __init__(self, width=132):
+        super().__init__()
+        self.first = torch.nn.Linear(width, width, bias=False)
+        self.w = torch.nn.Parameter(torch.randn(width, width) * 0.1)
+        self.last = torch.nn.Linear(width, width, bias=False)
+
+    def forward(self, x):
+        kept = self.w.t()
+        a, b = self.w.chunk(2)
+        h = torch.tanh(self.first(x))
+        h = torch.tanh(checkpoint(self.last, h @ kept, use_reentrant=False))
+        return (self.first(h) @ a.t()).sum(-1) * (h @ b.t()).sum(-1)
+
+
+def test_the_smallest_window_changes_no_bit(tmp_path):
+    """Room for one unit: what a view needs comes back at its address, from other processes too."""
+
+    def run(own, live):
+        settings = config(3, bf16={"enabled": True}, zeroshard=own, prefetch=0)
+        settings["gradient_accumulation_steps"] = 2
+        settings["zero_optimization"]["stage3_max_live_parameters"] = live
+
+        def rank_main(rank):
+            engine = start(ranks, Views, rank, 2, settings)
+            while engine.global_steps < 3:
+                engine.backward(engine(data(rank, engine.micro_steps, 132)).float().pow(2).mean())
+                engine.step()
+            found = engine.module.state_dict()
+            engine.destroy()
+            return found
+
+        with Running(tmp_path, 3) as ranks:
+            one, two = ranks.run(2, rank_main)
+        assert all(torch.equal(two[name], value) for name, value in one.items())
+        return one
+
+    expected = run({}, 10**9)
+    for own in ({"window": "copy"}, {"transport": "gloo"}):
+        found = run(own, 1)
+        assert all(torch.equal(found[name], value) for name, value in expected.items()), own
 
 
 @pytest.mark.parametrize("exclude", [False, True])
