@@ -115,9 +115,10 @@ void Engine::OnDropAttempt(uint64_t generation) {
   if (!context_.is_leader() || header.generation.load() >= generation) return;
   const uint64_t attempt = header.attempt.load();
   const uint64_t decided = header.decision.attempt.load();
-  if (decided != attempt) header.attempt.store(attempt + 1);
+  const uint64_t until = decided != attempt ? attempt + 1 : attempt;
   header.drop_after.store(decided);
-  header.drop_until.store(header.attempt.load());
+  header.drop_until.store(until);  // before the attempt: see RankPort::Attempt
+  header.attempt.store(until);
   ZS_FAULT_POINT("worker.drop.before_generation");
   header.drop_generation.store(generation);
   FinishDrop(generation);

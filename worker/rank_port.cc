@@ -32,6 +32,13 @@ void RankPort::Hello(const trainer::v1::Hello& hello) {
   }
 }
 
+std::optional<uint64_t> RankPort::Attempt() const {
+  const BoardHeader& header = context_.board().header();
+  const uint64_t attempt = header.attempt.load();  // before drop_until, which is written first
+  if (header.drop_until.load() != drop_) return std::nullopt;
+  return attempt;
+}
+
 bool RankPort::HasArrived() const {
   return slot().arrival.load(std::memory_order_acquire) == context_.board().attempt();
 }
@@ -121,6 +128,7 @@ bool RankPort::PollHello() {
 
 void RankPort::ReplyHello() {
   hello_.reset();
+  drop_ = context_.board().header().drop_until.load();
   Refresh();
   const Board& board = context_.board();
   trainer::v1::HelloReply reply;

@@ -62,6 +62,9 @@ class RankPort {
   // How far a new process has taken over from the dead one before it.
   enum class Takeover { kNone, kMicroEnd, kContributions, kFinish };
 
+  // The step in flight; nothing when the rank's process is one from before a drop, whose remaining
+  // requests must not be taken for the next step's.
+  std::optional<uint64_t> Attempt() const;
   bool HasArrived() const;
   void TakeBackMicroEnd();
   void TakeBackContributions();
@@ -77,8 +80,8 @@ class RankPort {
   absl::Status CheckQueued(const Request& request) const;
   bool PostQueued();
   // False while it must wait for an earlier gradient of the unit.
-  bool PostScatter(const Request& request);
-  absl::Status PostStep(const Request& request);
+  bool PostScatter(const Request& request, uint64_t attempt);
+  absl::Status PostStep(const Request& request, uint64_t attempt);
   bool PostPut();
 
   void PostOrder(uint64_t id, const trainer::v1::Gather& gather);
@@ -100,6 +103,7 @@ class RankPort {
   std::optional<trainer::v1::Hello> hello_;
   Takeover takeover_ = Takeover::kNone;
   uint64_t fence_ = 0;
+  uint64_t drop_ = 0;  // the board's drop_until when the process was answered
   std::deque<Request> queue_;
   std::deque<Request> puts_;
   std::vector<Posted> posted_;

@@ -89,7 +89,9 @@ absl::Status RankPort::Release(const Request& request) {
 
 void RankPort::PostOrder(uint64_t id, const trainer::v1::Gather& gather) {
   RankSlot& rank = slot();
-  const uint64_t attempt = context_.board().attempt();
+  const std::optional<uint64_t> attempt_or = Attempt();
+  if (!attempt_or.has_value()) return;
+  const uint64_t attempt = *attempt_or;
   const uint64_t start = rank.order_start.load(std::memory_order_acquire);
   const uint64_t end = rank.order_end.load(std::memory_order_acquire);
   // Sent again after its worker died, and a later one stands in the order already.
@@ -158,6 +160,11 @@ bool RankPort::PostPut() {
 
 bool RankPort::PostQueued() {
   if (queue_.empty()) return false;
+  const std::optional<uint64_t> attempt = Attempt();
+  if (!attempt.has_value()) {
+    queue_.clear();
+    return false;
+  }
   const Request request = queue_.front();
   const bool again = request.id() <= slot().posted.load(std::memory_order_acquire);
   if (request.has_scatter()) {
@@ -165,11 +172,11 @@ bool RankPort::PostQueued() {
       const Tag tag = context_.board().contribution(request.scatter().unit(), rank_).tag.load();
       posted_.push_back(
           {request.id(), Posted::Kind::kScatter, {request.scatter().unit()}, tag, context_.now()});
-    } else if (!PostScatter(request)) {
+    } else if (!PostScatter(request, *attempt)) {
       return false;
     }
   } else if (request.has_micro_end()) {
-    const Tag tag = MakeTag(context_.board().attempt(), request.micro_end().micro_step());
+    const Tag tag = MakeTag(*attempt, request.micro_end().micro_step());
     if (!again && slot().micro_end.load() < tag) {
       ZS_FAULT_POINT("worker.micro_end");
       slot().micro_end.store(tag, std::memory_order_release);
@@ -177,7 +184,7 @@ bool RankPort::PostQueued() {
       context_.RingAll();
     }
     Complete(request.id(), RankPage::kOk);
-  } else if (absl::Status status = PostStep(request); !status.ok()) {
+  } else if (absl::Status status = PostStep(request, *attempt); !status.ok()) {
     FailRequest(request.id(), status);
   }
   queue_.pop_front();
@@ -186,10 +193,9 @@ bool RankPort::PostQueued() {
   return true;
 }
 
-bool RankPort::PostScatter(const Request& request) {
+bool RankPort::PostScatter(const Request& request, uint64_t attempt) {
   const trainer::v1::Scatter& scatter = request.scatter();
   Contribution& contribution = context_.board().contribution(scatter.unit(), rank_);
-  const uint64_t attempt = context_.board().attempt();
   const Tag tag = MakeTag(attempt, scatter.micro_step());
   const Tag before = contribution.tag.load(std::memory_order_acquire);
   // A contribution is accepted once: what a restarted rank sends again was used already.
@@ -213,10 +219,9 @@ bool RankPort::PostScatter(const Request& request) {
   return true;
 }
 
-absl::Status RankPort::PostStep(const Request& request) {
+absl::Status RankPort::PostStep(const Request& request, uint64_t attempt) {
   RankSlot& rank = slot();
   const trainer::v1::Step& step = request.step();
-  uint64_t attempt = context_.board().attempt();
   const uint64_t arrival = rank.arrival.load(std::memory_order_acquire);
   const bool again = rank.arrival_request == request.id() && rank.arrival_attempt == arrival;
   if (again) {

@@ -279,6 +279,37 @@ TEST(EngineTest, GradientsOfADroppedStepAreForgotten) {
   EXPECT_TRUE(job.StateBytes() == expected);
 }
 
+// A whole step was queued behind a gradient that waits for the other rank.
+TEST(EngineTest, WhatDeadProcessesHadQueuedIsNotTakenForTheNextStep) {
+  for (bool islands : {false, true}) {
+    const Variant v{.stage = 3, .workers = 2, .ranks = 2, .micro_steps = 3, .islands = islands};
+    const std::string expected = Train(v);
+    LocalJob job(Options(v));
+    job.PutParameters(RandomValues(kSizes, 1));
+    for (uint32_t micro = 0; micro < 3; ++micro) job.ScatterAll(0, micro, GradientsOf(0, micro, 0));
+    job.Step(0, 3, 0.01);
+    job.ScatterAll(1, 0, GradientsOf(0, 0, 1));
+    job.Run();
+    const uint64_t generation = job.next_generation();
+    for (uint32_t w = 0; w < 2; ++w) job.engine(w).OnDropAttempt(generation);
+    job.Run();
+    for (uint32_t rank = 0; rank < 2; ++rank) job.Hello(rank, false);
+    job.Run();
+    EXPECT_EQ(job.hello(0).step(), 0u);
+    for (uint32_t step = 0; step < 2; ++step) {
+      for (uint32_t micro = 0; micro < 3; ++micro) {
+        for (uint32_t rank = 0; rank < 2; ++rank) {
+          job.ScatterAll(rank, micro, GradientsOf(step, micro, rank));
+        }
+        job.Run();  // the fake has one place for a rank's gradients
+      }
+      for (uint32_t rank = 0; rank < 2; ++rank) job.Step(rank, 3, 0.01);
+      job.Run();
+    }
+    EXPECT_TRUE(job.StateBytes() == expected) << "islands " << islands;
+  }
+}
+
 // All ranks die when the leader has decided and another island has not heard of it, or when one has
 // committed and another not yet.
 TEST(EngineTest, IslandsAgreeOnWhichStepIsDropped) {
