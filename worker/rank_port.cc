@@ -65,8 +65,8 @@ void RankPort::TakeBackContributions() {
     Contribution& contribution = context_.board().contribution(unit, rank_);
     const Tag tag = contribution.tag.load(std::memory_order_acquire);
     if (AttemptOf(tag) != attempt || context_.IsConsumed(rank_, unit, tag)) continue;
-    // Back to the micro-step before, which every worker has summed.
-    contribution.tag.store(MicroStepOf(tag) > 0 ? tag - 1 : 0, std::memory_order_release);
+    // Not to the micro-step before: the rank may have had no gradient of this unit in it.
+    contribution.tag.store(0, std::memory_order_release);
     ZS_FAULT_POINT("worker.hello.contribution_back");
   }
   RaiseFence();
