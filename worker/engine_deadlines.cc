@@ -16,7 +16,7 @@ void CopyBuckets(const LatencyHistogram& histogram,
 }  // namespace
 
 void Engine::OnRankDied(uint32_t rank) {
-  if (ports_[rank] != nullptr) context_.board().rank(rank).attached.store(0);
+  if (ports_[rank] != nullptr) ports_[rank]->Leave();
 }
 
 void Engine::Tick() {
@@ -28,6 +28,12 @@ void Engine::Tick() {
   if (context_.is_island_leader()) CheckArrivals(timeout);
   for (uint32_t rank = 0; rank < ports_.size(); ++rank) {
     if (ports_[rank] != nullptr) CheckScatters(rank, timeout);
+  }
+  if (bridge_ != nullptr) {
+    const auto oldest = bridge_->OldestPartial();
+    if (oldest.has_value() && context_.now() - oldest->since >= timeout) {
+      CheckGradients(absl::StrCat("worker ", oldest->peer), oldest->unit, oldest->tag, timeout);
+    }
   }
   if (!context_.poison().ok()) Advance();
 }
@@ -87,6 +93,11 @@ void Engine::CheckArrivals(absl::Duration timeout) {
 void Engine::CheckScatters(uint32_t rank, absl::Duration timeout) {
   const std::optional<RankPort::Waiting> oldest = ports_[rank]->OldestScatter();
   if (!oldest.has_value() || context_.now() - oldest->since < timeout) return;
+  CheckGradients(absl::StrCat("rank ", rank), oldest->unit, oldest->tag, timeout);
+}
+
+void Engine::CheckGradients(const std::string& waiter, uint32_t unit, Tag tag,
+                            absl::Duration timeout) {
   std::vector<std::string> missing;
   for (uint32_t other = 0; other < context_.memory().ranks(); ++other) {
     // What other islands' ranks did not send is seen there.
@@ -94,16 +105,15 @@ void Engine::CheckScatters(uint32_t rank, absl::Duration timeout) {
       continue;
     const RankSlot& slot = context_.board().rank(other);
     if (slot.attached.load() == 0) return;  // the server waits for its successor
-    const bool sent =
-        context_.board().contribution(oldest->unit, other).tag.load() >= oldest->tag ||
-        slot.micro_end.load() >= oldest->tag;
+    const bool sent = context_.board().contribution(unit, other).tag.load() >= tag ||
+                      slot.micro_end.load() >= tag;
     if (!sent) missing.push_back(absl::StrCat("rank ", other));
   }
   if (missing.empty()) return;
   context_.Poison(absl::DeadlineExceededError(absl::StrCat(
-      "step ", context_.board().numbers().step + 1, ", micro-step ", MicroStepOf(oldest->tag),
-      ": rank ", rank, " waits since ", absl::FormatDuration(timeout), " for the gradient of ",
-      context_.UnitName(oldest->unit), " from ", absl::StrJoin(missing, ", "))));
+      "step ", context_.board().numbers().step + 1, ", micro-step ", MicroStepOf(tag), ": ", waiter,
+      " waits since ", absl::FormatDuration(timeout), " for the gradient of ",
+      context_.UnitName(unit), " from ", absl::StrJoin(missing, ", "))));
 }
 
 internal::v1::Stats Engine::Stats() const {

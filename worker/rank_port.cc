@@ -88,6 +88,18 @@ void RankPort::FinishTakeover() {
   rank.attached.store(hello_->generation(), std::memory_order_release);
 }
 
+void RankPort::Leave() {
+  slot().attached.store(0);
+  for (uint32_t unit = 0; unit < context_.layout().units().size(); ++unit) {
+    std::atomic<uint64_t>& pin = context_.board().pins(rank_, unit);
+    const uint64_t word = pin.load(std::memory_order_acquire);
+    if ((word & 0xffff) == 0) continue;
+    pin.store(word & ~uint64_t{0xffff});
+    context_.MarkDirty(unit);
+  }
+  context_.RingAll();
+}
+
 void RankPort::RaiseFence() {
   fence_ = context_.board().header().fence.fetch_add(1) + 1;
   context_.RingAll();

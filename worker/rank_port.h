@@ -35,6 +35,8 @@ class RankPort {
   bool Poll();
   // Fails everything that waits, and everything that comes until the next Hello.
   void Fail(const absl::Status& status);
+  // The rank's process is gone: it holds nothing of the window any more.
+  void Leave();
   // Publishes the parameter epoch in the rank's page.
   void Refresh();
 

@@ -15,7 +15,7 @@ from daemon import BINARIES, CLI, DAEMON, Daemon
 WORKER = BINARIES / "worker/zeroshard-worker"
 TRAINER = BINARIES / "tests/e2e/deterministic_trainer"
 SIZES = (40000, 513, 7, 0, 1, 20000)  # the trainer's default
-PATIENCE = 20.0
+PATIENCE = 120.0
 
 
 def missing():
@@ -79,21 +79,31 @@ def command(daemon, job, rank, ranks, **options):
     return [str(part) for part in line]
 
 
-def run(daemon, job, ranks, **options):
-    """Runs all ranks of a job to their end; the checkpoint is read and removed."""
-    checkpoint = daemon.directory / "checkpoints" / job
-    files = [daemon.directory / f"{job}-{rank}.f32" for rank in range(ranks)]
+def run_ranks(daemon, job, lines):
+    """Runs one process for each command line to its end; the JSON line of each."""
     with contextlib.ExitStack() as stack:
         processes = []
-        for rank in range(ranks):
-            line = command(daemon, job, rank, ranks, save=job, dump=files[rank], **options)
+        for line in lines:
             process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             stack.callback(process.kill)
             processes.append(process)
         answers = [process.communicate(timeout=PATIENCE) for process in processes]
         errors = "".join(error for process, (_, error) in zip(processes, answers) if process.returncode != 0)
-        assert not errors, f"{errors}\n{daemon.text()[-4000:]}"
-    reports = [json.loads(output.splitlines()[-1]) for output, _ in answers]
+        assert not errors, f"{job}: {errors}\n{daemon.text()[-4000:]}"
+    return [json.loads(output.splitlines()[-1]) for output, _ in answers]
+
+
+def train_and_keep(daemon, job, ranks, **options):
+    """Runs all ranks of a job, which stays in the daemon with its memory."""
+    return run_ranks(daemon, job, [command(daemon, job, rank, ranks, keep=True, **options) for rank in range(ranks)])
+
+
+def run(daemon, job, ranks, **options):
+    """Runs all ranks of a job to their end; the checkpoint is read and removed."""
+    checkpoint = daemon.directory / "checkpoints" / job
+    files = [daemon.directory / f"{job}-{rank}.f32" for rank in range(ranks)]
+    reports = run_ranks(daemon, job, [
+        command(daemon, job, rank, ranks, save=job, dump=files[rank], **options) for rank in range(ranks)])
     dumps = [np.fromfile(file, np.float32) for file in files]
     result = Result(reports, dumps, checkpoint)
     for file in files:

@@ -100,6 +100,49 @@ TEST(Planner, Stage3IsSixteenBytesAParameterWithSixteenBitGradients) {
   EXPECT_EQ(state, 16u * 1000);
 }
 
+TEST(Planner, EveryWorkerHoldsItsNthOfSixteenBytesAParameter) {
+  // K = 12, G = 2, whole grains: 16P/N, and beside it only what has another name.
+  for (const uint32_t workers : {1u, 2u, 4u, 8u}) {
+    PlanInput input = Input(3, workers, 2);
+    input.manifest.clear_parameters();
+    AddParameter(input.manifest, "w", {64, 256}, model::v1::DTYPE_BFLOAT16);
+    input.config.grad_accum_dtype = DType::kBfloat16;
+    const JobPlan plan = Plan(input);
+    std::map<std::string, uint64_t> states;
+    for (const auto& line : plan.ledger) {
+      if (line.formula().empty()) {
+        EXPECT_THAT(line.state(), ::testing::AnyOf("records", "window", "padding"));
+        continue;
+      }
+      EXPECT_EQ(line.bytes(), line.formula_bytes()) << line.holder() << " " << line.state();
+      states[line.holder()] += line.bytes();
+    }
+    EXPECT_EQ(states.size(), workers);
+    for (const auto& [holder, bytes] : states) {
+      EXPECT_EQ(bytes, 16u * 64 * 256 / workers) << holder << " of " << workers;
+    }
+  }
+}
+
+TEST(Planner, ACopiedWindowIsBoundedByItsResidentAndLiveUnits) {
+  PlanInput input = Input(3, 2, 2);
+  input.manifest.clear_parameters();
+  for (const char* name : {"a", "b", "c", "d"}) {
+    AddParameter(input.manifest, name, {100, 200}, model::v1::DTYPE_BFLOAT16);
+  }
+  AddParameter(input.manifest, "bias", {100}, model::v1::DTYPE_BFLOAT16);
+  input.config.zeroshard.window = WindowChoice::kCopy;
+  input.config.zero.param_persistence_threshold = 100;
+  input.config.zero.max_live_parameters = 30000;
+  Sums sums(Plan(input));
+  // 20,000 elements are 79 grains, 40,448 bytes: four units of 10 pages each and one page for the
+  // bias. Live at a time: 30,000 elements of two bytes, and the bias.
+  EXPECT_EQ(sums.bytes["node parameters, resident"], 200u);
+  EXPECT_EQ(sums.bytes["node window"], (60000u + 4096 + 4095) / 4096 * 4096 - 200);
+  input.config.zero.max_live_parameters = 1;  // the largest unit must still fit
+  EXPECT_EQ(Sums(Plan(input)).bytes["node window"], (40448u + 4096 + 4095) / 4096 * 4096 - 200);
+}
+
 TEST(Planner, LinesAddUpToTheMemoryOfAllRegions) {
   for (const int stage : {0, 1, 2, 3}) {
     for (const uint32_t workers : {1u, 2u, 3u}) {

@@ -524,6 +524,21 @@ TEST(EngineTest, ACopiedWindowStaysWithinItsBound) { GatherInABoundedWindow(fals
 
 TEST(EngineTest, AUnitGivenBackIsFetchedFromOtherIslandsAgain) { GatherInABoundedWindow(true); }
 
+TEST(EngineTest, ARankThatIsGoneHoldsNothingOfACopiedWindow) {
+  LocalJobOptions options = Options({.stage = 3, .workers = 2, .ranks = 2, .copy = true});
+  options.manifest = MakeManifest({50000, 50000, 50000, 50000}, model::v1::DTYPE_BFLOAT16);
+  options.config.set_max_live_elements(50000);
+  LocalJob job(std::move(options));
+  job.PutParameters(RandomValues({50000, 50000, 50000, 50000}, 3));
+  const uint64_t id = job.Send(0, GatherOf({0, 1, 2, 3}, true));
+  job.Run();
+  ASSERT_TRUE(job.Done(0, id));
+  EXPECT_GE(job.engine(0).Stats().window_bytes(), 4u * 50000 * 2) << "one gather may overflow";
+  job.engine(0).OnRankDied(0);  // before it released them
+  job.Run();
+  EXPECT_LE(job.engine(0).Stats().window_bytes(), 50000u * 2 + 4096);
+}
+
 TEST(EngineTest, BadRequestsChangeNothingAndSayWhatIsWrong) {
   LocalJob job(Options({.stage = 3, .workers = 1, .ranks = 1}));
   job.PutParameters(RandomValues(kSizes, 1));
