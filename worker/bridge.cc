@@ -324,9 +324,11 @@ std::optional<std::vector<GradientInput>> Bridge::Inputs(uint32_t unit, Tag tag)
   const auto received = partials_.find({unit, tag});
   for (uint32_t peer = 0; peer < context_.memory().workers(); ++peer) {
     if (peer == context_.me() || nodes_[peer].empty()) continue;
-    if (received == partials_.end() || !received->second.contains(peer)) return std::nullopt;
+    if (received == partials_.end() || !received->second.by_peer.contains(peer)) {
+      return std::nullopt;
+    }
     const uint64_t first = context_.memory().plan().unit(unit).slice.first_element();
-    for (const Partial& partial : received->second.at(peer)) {
+    for (const Partial& partial : received->second.by_peer.at(peer)) {
       GradientInput input;
       if (partial.any) input.data = partial.data.data() - first * SizeOf(partial.dtype);
       input.dtype = partial.dtype;
@@ -336,6 +338,15 @@ std::optional<std::vector<GradientInput>> Bridge::Inputs(uint32_t unit, Tag tag)
     }
   }
   return inputs;
+}
+
+std::optional<Bridge::Waiting> Bridge::OldestPartial() const {
+  std::optional<Waiting> oldest;
+  for (const auto& [key, received] : partials_) {
+    if (oldest.has_value() && oldest->since <= received.since) continue;
+    oldest = {key.first, key.second, received.by_peer.begin()->first, received.since};
+  }
+  return oldest;
 }
 
 void Bridge::Forget(uint32_t unit, Tag tag) { partials_.erase({unit, tag}); }

@@ -46,6 +46,14 @@ class Bridge {
   // Nothing while some are missing.
   std::optional<std::vector<GradientInput>> Inputs(uint32_t unit, Tag tag);
   const ReductionPlan& plan() const { return plan_; }
+  // The partial sum of another worker that has waited longest for the own ranks' gradients.
+  struct Waiting {
+    uint32_t unit = 0;
+    Tag tag = 0;
+    uint32_t peer = 0;
+    absl::Duration since;
+  };
+  std::optional<Waiting> OldestPartial() const;
   // The sum of `tag` is in the accumulator: its inputs are no longer needed.
   void Forget(uint32_t unit, Tag tag);
 
@@ -57,6 +65,10 @@ class Bridge {
     float weight = 1.0f;
     Presence present = {};
     std::vector<std::byte> data;
+  };
+  struct Received {
+    absl::Duration since;  // the first one came
+    std::map<uint32_t, std::vector<Partial>> by_peer;
   };
   struct Sent {                        // to one peer, since the mesh stands
     std::vector<Tag> partial;          // by unit
@@ -106,8 +118,7 @@ class Bridge {
   std::vector<ReductionPlan> node_plans_;        // own nodes over own ranks inside them
   ReductionPlan plan_;                           // own ranks, then the other workers' nodes
   std::vector<Sent> sent_;                       // by peer
-  std::map<std::pair<uint32_t, Tag>, std::map<uint32_t, std::vector<Partial>>>
-      partials_;                                   // by peer
+  std::map<std::pair<uint32_t, Tag>, Received> partials_;
   std::vector<std::pair<uint32_t, Frame>> early_;  // frames of steps not reached yet
   uint64_t attempt_ = 0;
   uint64_t generation_ = 0;

@@ -137,7 +137,9 @@ void Bridge::OnPartial(uint32_t peer, const Frame& frame) {
         reader.Bytes(plan.slice.elements() * SizeOf(partial.dtype));
     partial.data.assign(bytes.begin(), bytes.end());
   }
-  partials_[{frame.index, frame.tag}][peer] = std::move(partials);
+  Received& received =
+      partials_.try_emplace({frame.index, frame.tag}, Received{context_.now(), {}}).first->second;
+  received.by_peer[peer] = std::move(partials);
   board.dirty(context_.me())[frame.index / 64].fetch_or(uint64_t{1} << (frame.index % 64));
 }
 

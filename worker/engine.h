@@ -94,6 +94,8 @@ class Engine {
   void CheckMesh(absl::Duration timeout);
   void CheckArrivals(absl::Duration timeout);
   void CheckScatters(uint32_t rank, absl::Duration timeout);
+  // `waiter` waits for the island's ranks' gradients of a unit.
+  void CheckGradients(const std::string& waiter, uint32_t unit, Tag tag, absl::Duration timeout);
 
   bool AdvanceOnce();
   bool FollowDrop();
