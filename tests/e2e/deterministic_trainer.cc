@@ -62,6 +62,8 @@ absl::Status Patiently(const std::function<absl::Status()>& call) {
   return status;
 }
 
+std::string Text(uint64_t checksum) { return absl::StrCat(absl::Hex(checksum, absl::kZeroPad16)); }
+
 // What a rank keeps with every step.
 struct UserState {
   uint64_t step = 0;
@@ -191,7 +193,12 @@ absl::Status Trainer::Step() {
     return absl::DataLossError(
         absl::StrCat("step ", state_.step, " was answered as step ", session_.step_result().step));
   }
-  if (options_.progress) std::cout << "{\"at\": " << state_.step << "}" << std::endl;
+  if (options_.progress) {
+    std::cout << nlohmann::json{{"at", state_.step},
+                                {"sent", Text(state_.checksum)},
+                                {"norm", session_.step_result().grad_norm}}
+              << std::endl;
+  }
   absl::SleepFor(absl::Milliseconds(options_.pause_ms));
   return absl::OkStatus();
 }
@@ -317,8 +324,8 @@ absl::Status Trainer::Finish() {
   }
   nlohmann::json line = {{"rank", options_.rank},
                          {"step", state_.step},
-                         {"checksum", absl::StrCat(absl::Hex(checksum, absl::kZeroPad16))},
-                         {"sent", absl::StrCat(absl::Hex(state_.checksum, absl::kZeroPad16))},
+                         {"checksum", Text(checksum)},
+                         {"sent", Text(state_.checksum)},
                          {"generation", session_.generation()},
                          {"resumed", session_.state().resumed}};
   if (result.step == state_.step) {

@@ -1,0 +1,44 @@
+"""A fault point that no test exercises fails the suite.
+
+The points of trainers and workers are tested as they are listed by the programs (test_trainer_kills, test_worker_kills:
+one that no process comes to fails there). The others must be named by a test.
+"""
+
+import pytest
+from crash import DAEMON, ROOT, TRAINER, WORKER, fault_points, missing
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=f"{missing()} is not built with --config=faults")
+
+# The tests that name each point which this folder does not take from the programs' lists.
+NAMED = {
+    "storage.checkpoint.commit": "tests/storage",
+    "storage.file.sync": "tests/storage",
+    "storage.file.write": "tests/storage",
+    "storage.journal.rename": "tests/storage",
+    "storage.named_dir.rename": "tests/storage",
+    "worker.hello.micro_end_back": "tests/crash",
+    "worker.hello.contribution_back": "tests/crash",
+    "worker.drop.before_generation": "tests/crash",
+    "worker.bridge.before_drop": "tests/crash",
+}
+
+
+def listed_elsewhere():
+    """Points that are enumerated by a test of this folder."""
+    import test_trainer_kills
+    import test_worker_kills
+
+    return set(test_trainer_kills.POINTS) | {point for point, _ in test_worker_kills.CASES}
+
+
+def test_every_fault_point_has_a_test():
+    points = {point for program in (DAEMON, WORKER, TRAINER) for point in fault_points(program)}
+    assert points - listed_elsewhere() - set(NAMED) == set(), "a fault point without a test"
+    assert set(NAMED) - points == set(), "these points are gone"
+
+
+@pytest.mark.parametrize("point", sorted(NAMED))
+def test_the_tests_name_it(point):
+    texts = [path.read_text() for path in (ROOT / NAMED[point]).rglob("*")
+             if path.suffix in (".cc", ".py") and path.name != "test_fault_points.py"]
+    assert any(point in text for text in texts), f"no test below {NAMED[point]} names {point}"
