@@ -105,7 +105,7 @@ class Fill {
     std::memset(job_.memory(0).unit_window(0), 0, bytes_);
   }
 
-  // Both return GB/s over `rounds`.
+  // Both return GB/s.
   double FillWindow(int rounds) {
     return Time(rounds, [&] {
       threads_.Run([&](int thread) {
@@ -141,11 +141,16 @@ class Fill {
     const GrainRange slice = job_.layout().slice(0, worker);
     return {slice.first_element() * 2, slice.elements() * 2};
   }
+  // Of the median round: one that was preempted says nothing about the copy.
   template <typename Work>
   double Time(int rounds, const Work& work) {
-    const absl::Time start = absl::Now();
-    for (int i = 0; i < rounds; ++i) work();
-    return static_cast<double>(bytes_) * rounds / absl::ToDoubleNanoseconds(absl::Now() - start);
+    std::vector<double> nanoseconds;
+    for (int i = 0; i < rounds; ++i) {
+      const absl::Time start = absl::Now();
+      work();
+      nanoseconds.push_back(absl::ToDoubleNanoseconds(absl::Now() - start));
+    }
+    return static_cast<double>(bytes_) / bench::Median(std::move(nanoseconds));
   }
 
   const uint64_t bytes_;
