@@ -16,7 +16,7 @@ void CopyBuckets(const LatencyHistogram& histogram,
 }  // namespace
 
 void Engine::OnRankDied(uint32_t rank) {
-  if (ports_[rank] != nullptr) context_.board().rank(rank).attached.store(0);
+  if (ports_[rank] != nullptr) ports_[rank]->Leave();
 }
 
 void Engine::Tick() {
