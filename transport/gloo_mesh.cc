@@ -15,6 +15,7 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -35,7 +36,7 @@ constexpr uint64_t kPayloadSlot = 2;
 constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 365);
 // Once all addresses are known, connecting is a matter of moments.
 constexpr std::chrono::milliseconds kPairTimeout = std::chrono::seconds(10);
-constexpr absl::Duration kStoreSlice = absl::Milliseconds(500);
+constexpr absl::Duration kStoreSlice = absl::Milliseconds(100);
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(50);
 constexpr uint64_t kMaxEpochs = 1'000'000;
 
@@ -50,9 +51,9 @@ struct Header {
 // Gloo's view of a RendezvousStore; errors become exceptions, as Gloo expects.
 class StoreAdapter final : public gloo::rendezvous::Store {
  public:
-  // `stopping` ends every wait.
-  StoreAdapter(RendezvousStore& store, absl::Duration timeout, const std::atomic<bool>& stopping)
-      : store_(store), timeout_(timeout), stopping_(stopping) {}
+  // `given_up` is asked now and then and ends every wait.
+  StoreAdapter(RendezvousStore& store, absl::Duration timeout, std::function<bool()> given_up)
+      : store_(store), timeout_(timeout), given_up_(std::move(given_up)) {}
 
   void set(const std::string& key, const std::vector<char>& data) override {
     Check(store_.Set(key, std::string(data.begin(), data.end())));
@@ -74,7 +75,7 @@ class StoreAdapter final : public gloo::rendezvous::Store {
   }
   std::string Await(const std::string& key) {
     for (absl::Duration left = timeout_; left > absl::ZeroDuration(); left -= kStoreSlice) {
-      if (stopping_.load()) throw std::runtime_error("the mesh ends");
+      if (given_up_()) throw std::runtime_error("the mesh ends, or others have gone on");
       absl::StatusOr<std::string> value = store_.Get(key, std::min(left, kStoreSlice));
       if (value.ok()) return *std::move(value);
       if (!absl::IsDeadlineExceeded(value.status())) Check(value.status());
@@ -84,7 +85,7 @@ class StoreAdapter final : public gloo::rendezvous::Store {
 
   RendezvousStore& store_;
   const absl::Duration timeout_;
-  const std::atomic<bool>& stopping_;
+  const std::function<bool()> given_up_;
 };
 
 std::string NameOf(const GlooMeshOptions& options, uint32_t worker) {
@@ -347,6 +348,16 @@ class GlooMesh final : public Mesh {
     return absl::StrCat("mesh/", epoch, "/joined_", worker);
   }
 
+  // Whether another worker has gone on to the next epoch. Then this one never comes about: what it
+  // left in the store is of a process that died or lost the others.
+  bool IsPassed(uint64_t epoch) {
+    for (uint32_t peer = 0; peer < options_.workers; ++peer) {
+      if (peer == options_.worker) continue;
+      if (store_.Get(JoinedKey(epoch + 1, peer), absl::ZeroDuration()).ok()) return true;
+    }
+    return false;
+  }
+
   // Waits until every worker has joined the epoch and is what this one is.
   absl::Status AwaitOthers(uint64_t epoch) {
     absl::Duration left = options_.connect_timeout;
@@ -357,7 +368,7 @@ class GlooMesh final : public Mesh {
         left -= kStoreSlice;
         const absl::Status waits =
             absl::UnavailableError(absl::StrCat("waiting for ", NameOf(options_, peer)));
-        if (stopping_.load() || left <= absl::ZeroDuration()) return waits;
+        if (stopping_.load() || left <= absl::ZeroDuration() || IsPassed(epoch)) return waits;
         if (!reported) Report(waits);
         joined = store_.Get(key, std::min(left, kStoreSlice));
       }
@@ -367,6 +378,7 @@ class GlooMesh final : public Mesh {
           NameOf(options_, peer), " is not of the same job and build: it has {", *joined, "}, ",
           NameOf(options_, options_.worker), " has {", options_.fingerprint, "}"));
     }
+    if (IsPassed(epoch)) return absl::UnavailableError("others have gone on");
     return absl::OkStatus();
   }
 
@@ -374,7 +386,8 @@ class GlooMesh final : public Mesh {
     ZS_RETURN_IF_ERROR(store_.Set(JoinedKey(epoch, options_.worker), options_.fingerprint));
     ZS_RETURN_IF_ERROR(AwaitOthers(epoch));
     try {
-      StoreAdapter adapter(store_, options_.connect_timeout, stopping_);
+      StoreAdapter adapter(store_, options_.connect_timeout,
+                           [this, epoch] { return stopping_.load() || IsPassed(epoch); });
       gloo::rendezvous::PrefixStore store(absl::StrCat("mesh/", epoch), adapter);
       auto context = std::make_shared<gloo::rendezvous::Context>(
           static_cast<int>(options_.worker), static_cast<int>(options_.workers));
