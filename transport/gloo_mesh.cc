@@ -2,7 +2,6 @@
 
 #include <arpa/inet.h>
 #include <gloo/rendezvous/context.h>
-#include <gloo/rendezvous/prefix_store.h>
 #include <gloo/rendezvous/store.h>
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/unbound_buffer.h>
@@ -34,11 +33,11 @@ constexpr uint64_t kHeaderSlot = 1;
 constexpr uint64_t kPayloadSlot = 2;
 // Channels wait for the next frame for as long as it takes; deadlines are the users'.
 constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 365);
-// Once all addresses are known, connecting is a matter of moments.
-constexpr std::chrono::milliseconds kPairTimeout = std::chrono::seconds(10);
+// Once all have joined, connecting is a matter of moments; whoever died since keeps the others for
+// this long, five times, because Gloo tries again.
+constexpr std::chrono::milliseconds kPairTimeout = std::chrono::seconds(1);
 constexpr absl::Duration kStoreSlice = absl::Milliseconds(100);
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(50);
-constexpr uint64_t kMaxEpochs = 1'000'000;
 
 struct Header {
   uint32_t kind;
@@ -48,49 +47,35 @@ struct Header {
   uint64_t payload_bytes;
 };
 
-// Gloo's view of a RendezvousStore; errors become exceptions, as Gloo expects.
+// Gloo's view of one epoch's keys; errors become exceptions, as Gloo expects.
 class StoreAdapter final : public gloo::rendezvous::Store {
  public:
-  // `given_up` is asked now and then and ends every wait.
-  StoreAdapter(RendezvousStore& store, absl::Duration timeout, std::function<bool()> given_up)
-      : store_(store), timeout_(timeout), given_up_(std::move(given_up)) {}
+  StoreAdapter(RendezvousStore& store, MeshRendezvous& rendezvous, uint64_t epoch)
+      : store_(store), rendezvous_(rendezvous), epoch_(epoch) {}
 
   void set(const std::string& key, const std::vector<char>& data) override {
-    Check(store_.Set(key, std::string(data.begin(), data.end())));
+    const absl::Status status = store_.Set(Name(key), std::string(data.begin(), data.end()));
+    if (!status.ok()) throw std::runtime_error(std::string(status.message()));
   }
   std::vector<char> get(const std::string& key) override {
-    const std::string value = Await(key);
-    return {value.begin(), value.end()};
+    const absl::StatusOr<std::string> value = rendezvous_.Await(epoch_, Name(key));
+    if (!value.ok()) throw std::runtime_error(std::string(value.status().message()));
+    return {value->begin(), value->end()};
   }
   void wait(const std::vector<std::string>& keys) override {
-    for (const std::string& key : keys) Await(key);
+    for (const std::string& key : keys) get(key);
   }
   void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds&) override {
     wait(keys);
   }
 
  private:
-  static void Check(const absl::Status& status) {
-    if (!status.ok()) throw std::runtime_error(std::string(status.message()));
-  }
-  std::string Await(const std::string& key) {
-    for (absl::Duration left = timeout_; left > absl::ZeroDuration(); left -= kStoreSlice) {
-      if (given_up_()) throw std::runtime_error("the mesh ends, or others have gone on");
-      absl::StatusOr<std::string> value = store_.Get(key, std::min(left, kStoreSlice));
-      if (value.ok()) return *std::move(value);
-      if (!absl::IsDeadlineExceeded(value.status())) Check(value.status());
-    }
-    throw std::runtime_error(absl::StrCat("no ", key, " within ", absl::FormatDuration(timeout_)));
-  }
+  std::string Name(const std::string& key) const { return absl::StrCat("mesh/", epoch_, "/", key); }
 
   RendezvousStore& store_;
-  const absl::Duration timeout_;
-  const std::function<bool()> given_up_;
+  MeshRendezvous& rendezvous_;
+  const uint64_t epoch_;
 };
-
-std::string NameOf(const GlooMeshOptions& options, uint32_t worker) {
-  return worker < options.names.size() ? options.names[worker] : absl::StrCat("worker ", worker);
-}
 
 // The channels of one epoch. Threads end when a channel fails or Close is called.
 class Connection {
@@ -101,8 +86,9 @@ class Connection {
         options_(options),
         observer_(observer),
         observer_mu_(observer_mu) {
-    for (uint32_t peer = 0; peer < options.workers; ++peer) {
-      channels_.push_back(peer == options.worker ? nullptr : std::make_unique<Channel>());
+    for (uint32_t peer = 0; peer < options.rendezvous.workers; ++peer) {
+      channels_.push_back(peer == options.rendezvous.worker ? nullptr
+                                                            : std::make_unique<Channel>());
     }
   }
   ~Connection() { Close(); }
@@ -193,7 +179,7 @@ class Connection {
       loop();
     } catch (const std::exception& error) {
       Fail(absl::UnavailableError(
-          absl::StrCat("channel to ", NameOf(options_, peer), ": ", error.what())));
+          absl::StrCat("channel to ", options_.rendezvous.NameOf(peer), ": ", error.what())));
     }
   }
 
@@ -258,7 +244,12 @@ class GlooMesh final : public Mesh {
  public:
   GlooMesh(const GlooMeshOptions& options, std::shared_ptr<gloo::transport::Device> device,
            RendezvousStore& store, MeshObserver& observer)
-      : options_(options), device_(std::move(device)), store_(store), observer_(observer) {
+      : options_(options),
+        device_(std::move(device)),
+        store_(store),
+        observer_(observer),
+        rendezvous_(store, options_.rendezvous, stopping_,
+                    [this](const absl::Status& reason) { Report(reason); }) {
     keeper_ = std::thread([this] { KeepConnected(); });
   }
 
@@ -278,21 +269,24 @@ class GlooMesh final : public Mesh {
 
  private:
   void KeepConnected() {
-    uint64_t epoch = FirstUnusedEpoch();
+    uint64_t epoch = rendezvous_.FirstUnusedEpoch();
+    absl::Status last;
     while (!stopping_.load()) {
       absl::StatusOr<std::shared_ptr<gloo::rendezvous::Context>> context = Connect(epoch);
       if (stopping_.load()) return;
-      if (!context.ok()) {
-        LogWarn(absl::StrCat("mesh not connected epoch=", epoch, " error=\"",
-                             context.status().message(), "\""));
-        Report(context.status());
-        if (absl::IsFailedPrecondition(context.status())) return;
-        ++epoch;
-        absl::SleepFor(kRetryDelay);
+      if (context.ok()) {
+        Serve(epoch++, *std::move(context));
         continue;
       }
-      Serve(epoch, *std::move(context));
-      ++epoch;
+      if (context.status() != last) {
+        last = context.status();
+        LogWarn(
+            absl::StrCat("mesh not connected epoch=", epoch, " error=\"", last.message(), "\""));
+      }
+      Report(last);
+      if (absl::IsFailedPrecondition(last)) return;
+      if (!absl::IsUnavailable(last)) ++epoch;
+      absl::SleepFor(kRetryDelay);
     }
   }
 
@@ -326,76 +320,18 @@ class GlooMesh final : public Mesh {
     observer_.OnDisconnected(reason);
   }
 
-  uint64_t FirstUnusedEpoch() {
-    uint64_t epoch = 1;
-    while (epoch < kMaxEpochs && !stopping_.load()) {
-      const absl::StatusOr<std::string> joined =
-          store_.Get(JoinedKey(epoch, options_.worker), absl::ZeroDuration());
-      if (absl::IsDeadlineExceeded(joined.status())) return epoch;
-      if (absl::IsUnavailable(joined.status())) {
-        Report(joined.status());
-        absl::SleepFor(kRetryDelay);
-      } else if (joined.ok()) {
-        ++epoch;
-      } else {
-        return epoch;  // the set-up will say what is wrong
-      }
-    }
-    return epoch;
-  }
-
-  static std::string JoinedKey(uint64_t epoch, uint32_t worker) {
-    return absl::StrCat("mesh/", epoch, "/joined_", worker);
-  }
-
-  // Whether another worker has gone on to the next epoch. Then this one never comes about: what it
-  // left in the store is of a process that died or lost the others.
-  bool IsPassed(uint64_t epoch) {
-    for (uint32_t peer = 0; peer < options_.workers; ++peer) {
-      if (peer == options_.worker) continue;
-      if (store_.Get(JoinedKey(epoch + 1, peer), absl::ZeroDuration()).ok()) return true;
-    }
-    return false;
-  }
-
-  // Waits until every worker has joined the epoch and is what this one is.
-  absl::Status AwaitOthers(uint64_t epoch) {
-    absl::Duration left = options_.connect_timeout;
-    for (uint32_t peer = 0; peer < options_.workers; ++peer) {
-      const std::string key = JoinedKey(epoch, peer);
-      absl::StatusOr<std::string> joined = store_.Get(key, std::min(left, kStoreSlice));
-      for (bool reported = false; absl::IsDeadlineExceeded(joined.status()); reported = true) {
-        left -= kStoreSlice;
-        const absl::Status waits =
-            absl::UnavailableError(absl::StrCat("waiting for ", NameOf(options_, peer)));
-        if (stopping_.load() || left <= absl::ZeroDuration() || IsPassed(epoch)) return waits;
-        if (!reported) Report(waits);
-        joined = store_.Get(key, std::min(left, kStoreSlice));
-      }
-      if (!joined.ok()) return joined.status();
-      if (*joined == options_.fingerprint) continue;
-      return absl::FailedPreconditionError(absl::StrCat(
-          NameOf(options_, peer), " is not of the same job and build: it has {", *joined, "}, ",
-          NameOf(options_, options_.worker), " has {", options_.fingerprint, "}"));
-    }
-    if (IsPassed(epoch)) return absl::UnavailableError("others have gone on");
-    return absl::OkStatus();
-  }
-
   absl::StatusOr<std::shared_ptr<gloo::rendezvous::Context>> Connect(uint64_t epoch) {
-    ZS_RETURN_IF_ERROR(store_.Set(JoinedKey(epoch, options_.worker), options_.fingerprint));
-    ZS_RETURN_IF_ERROR(AwaitOthers(epoch));
+    ZS_RETURN_IF_ERROR(rendezvous_.Join(epoch));
     try {
-      StoreAdapter adapter(store_, options_.connect_timeout,
-                           [this, epoch] { return stopping_.load() || IsPassed(epoch); });
-      gloo::rendezvous::PrefixStore store(absl::StrCat("mesh/", epoch), adapter);
+      StoreAdapter store(store_, rendezvous_, epoch);
       auto context = std::make_shared<gloo::rendezvous::Context>(
-          static_cast<int>(options_.worker), static_cast<int>(options_.workers));
+          static_cast<int>(options_.rendezvous.worker),
+          static_cast<int>(options_.rendezvous.workers));
       context->setTimeout(kPairTimeout);
       context->connectFullMesh(store, device_);
       return context;
     } catch (const std::exception& error) {
-      return absl::UnavailableError(error.what());
+      return absl::AbortedError(error.what());
     }
   }
 
@@ -405,6 +341,7 @@ class GlooMesh final : public Mesh {
   MeshObserver& observer_;
   absl::Mutex observer_mu_;  // one call of the observer at a time
   std::atomic<bool> stopping_{false};
+  MeshRendezvous rendezvous_;  // keeper thread
   absl::Mutex mu_;
   std::shared_ptr<Connection> connection_ ABSL_GUARDED_BY(mu_);
   std::thread keeper_;

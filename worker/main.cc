@@ -43,13 +43,13 @@ std::string Fingerprint(const JobMemory& memory) {
 
 GlooMeshOptions MeshOptions(const JobMemory& memory) {
   GlooMeshOptions options;
-  options.worker = memory.worker();
-  options.workers = memory.workers();
   options.address = memory.start().gloo_address();
-  options.fingerprint = Fingerprint(memory);
+  options.rendezvous.worker = memory.worker();
+  options.rendezvous.workers = memory.workers();
+  options.rendezvous.fingerprint = Fingerprint(memory);
   for (uint32_t worker = 0; worker < memory.workers(); ++worker) {
     const std::string& node = memory.start().worker_places(worker).node();
-    options.names.push_back(
+    options.rendezvous.names.push_back(
         absl::StrCat("worker ", worker, node.empty() ? "" : absl::StrCat(" of ", node)));
   }
   return options;
@@ -90,6 +90,7 @@ absl::Status RunWorker(ControlLink& link) {
                        " lanes=", pool->lanes(), " recovery=\"", ready.ready().recovery(), "\""));
   absl::Status status = loop.Run();
   store.Close();
+  mesh.reset();
   return status;
 }
 

@@ -12,10 +12,10 @@ absl::StatusOr<std::unique_ptr<Mesh>> MakeFingerprinted(uint32_t worker, uint32_
                                                         RendezvousStore& store,
                                                         MeshObserver& observer,
                                                         const std::string& fingerprint) {
-  return CreateGlooMesh({.worker = worker,
-                         .workers = workers,
-                         .connect_timeout = absl::Seconds(20),
-                         .fingerprint = fingerprint},
+  return CreateGlooMesh({.rendezvous = {.worker = worker,
+                                        .workers = workers,
+                                        .fingerprint = fingerprint,
+                                        .timeout = absl::Seconds(20)}},
                         store, observer);
 }
 
@@ -38,7 +38,7 @@ TEST(GlooMeshTest, AnAddressThatIsNotThisHostsIsRefused) {
   MeshRecorder recorder;
   for (const char* address : {"no.such.host.invalid", "203.0.113.7", ""}) {
     const auto mesh =
-        CreateGlooMesh({.worker = 0, .workers = 2, .address = address}, store, recorder);
+        CreateGlooMesh({.rendezvous = {.workers = 2}, .address = address}, store, recorder);
     ASSERT_FALSE(mesh.ok());
     EXPECT_TRUE(absl::IsInvalidArgument(mesh.status())) << mesh.status();
     EXPECT_NE(std::string(mesh.status().message()).find(address), std::string::npos);

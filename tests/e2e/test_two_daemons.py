@@ -200,6 +200,8 @@ def test_the_death_of_a_daemon_is_told_within_the_collective_timeout(dead):
         assert time.monotonic() - start < timeout + 5
         view = cluster.daemons[1 - dead].job("dies")
         assert view["summary"]["state"] == "failed" and cluster.addresses[dead] in view["summary"]["reason"]
+        for process in processes:
+            process.kill()
         outcomes(processes)
         # What is left of the job is in the way of a new one, which says so; the daemon that comes back works on.
         cluster.daemons[dead].start()
