@@ -268,8 +268,7 @@ bool Bridge::SendWorkerMarks(uint32_t peer) {
   }
   const Decision& decision = board.header().decision;
   const uint64_t decided = decision.attempt.load(std::memory_order_acquire);
-  if (context_.is_leader() && decided != 0 && decided + 1 >= attempt_ &&
-      Update(sent.decision, decided)) {
+  if (context_.is_leader() && decided != 0 && Update(sent.decision, decided)) {
     Frame frame = MakeFrame(BridgeFrame::kDecision, 0, decided);
     const auto* bytes = reinterpret_cast<const std::byte*>(&decision.skip);
     frame.payload.assign(bytes, reinterpret_cast<const std::byte*>(&decision + 1));
@@ -277,7 +276,7 @@ bool Bridge::SendWorkerMarks(uint32_t peer) {
     progress = true;
   }
   const uint64_t applied = mine.applied.load(std::memory_order_acquire);
-  if (applied != 0 && applied + 1 >= attempt_ && Update(sent.applied, applied)) {
+  if (applied != 0 && Update(sent.applied, applied)) {
     // First the new parameters, then the word that they are complete.
     PushShards(peer);
     Post(peer, MakeFrame(BridgeFrame::kApplied, 0, applied));
