@@ -14,8 +14,6 @@
 #include <cstring>
 #include <deque>
 #include <exception>
-#include <functional>
-#include <optional>
 #include <thread>
 #include <utility>
 
@@ -36,7 +34,6 @@ constexpr std::chrono::milliseconds kForever = std::chrono::hours(24 * 365);
 // Once all have joined, connecting is a matter of moments; whoever died since keeps the others for
 // this long, five times, because Gloo tries again.
 constexpr std::chrono::milliseconds kPairTimeout = std::chrono::seconds(1);
-constexpr absl::Duration kStoreSlice = absl::Milliseconds(100);
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(50);
 
 struct Header {

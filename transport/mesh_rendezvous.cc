@@ -10,7 +10,7 @@ namespace zeroshard {
 namespace {
 
 // Between two looks whether an epoch is over.
-constexpr absl::Duration kSlice = absl::Milliseconds(200);
+constexpr absl::Duration kSlice = absl::Milliseconds(100);
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(50);
 
 std::string Key(uint64_t epoch, const std::string& name) {
@@ -47,7 +47,6 @@ uint64_t MeshRendezvous::FirstUnusedEpoch() {
 absl::Status MeshRendezvous::Join(uint64_t epoch) {
   if (epoch > 1) ZS_RETURN_IF_ERROR(store_.Set(Key(epoch - 1, "over"), "1"));
   ZS_RETURN_IF_ERROR(store_.Set(Joined(epoch, options_.worker), options_.fingerprint));
-  if (IsOver(epoch)) return absl::AbortedError("the others have gone on");
   for (uint32_t peer = 0; peer < options_.workers; ++peer) {
     ZS_ASSIGN_OR_RETURN(const std::string joined,
                         AwaitFor(epoch, Joined(epoch, peer), options_.NameOf(peer)));
@@ -56,6 +55,8 @@ absl::Status MeshRendezvous::Join(uint64_t epoch) {
         absl::StrCat(options_.NameOf(peer), " is not of the same job and build: it has {", joined,
                      "}, ", options_.NameOf(options_.worker), " has {", options_.fingerprint, "}"));
   }
+  // What was found there may be of processes that have died.
+  if (IsOver(epoch)) return absl::AbortedError("the others have gone on");
   return absl::OkStatus();
 }
 
