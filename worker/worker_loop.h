@@ -50,8 +50,8 @@ class WorkerLoop final : public EngineOutput, public MeshObserver {
   void OnEvents();
   // Returns whether to go on.
   absl::StatusOr<bool> OnCommand(ControlLink::Command command);
-  // Answers the commands about files when no step is being applied, or with an error when that takes
-  // too long. Returns whether it answered any.
+  // Answers the commands about files when no step is being applied, or with an error when that
+  // takes too long. Returns whether it answered any.
   bool RunShardCommands();
   void SendStats();
 
