@@ -1,4 +1,5 @@
-// The two-state merge records of the board: how far a unit is summed, and what is present in the sum.
+// The two-state merge records of the board: how far a unit is summed, and what is present in the
+// sum.
 #ifndef ZEROSHARD_WORKER_MERGE_RECORDS_H_
 #define ZEROSHARD_WORKER_MERGE_RECORDS_H_
 

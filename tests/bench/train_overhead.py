@@ -1,10 +1,11 @@
 """A training step of the quickstart's model through the engine against plain PyTorch DDP with Gloo.
 
-    tests/bench/run train_step [--smoke] [--blocks=N]
+    tests/bench/run train_overhead [--smoke] [--blocks=N]
 
-Two rank processes train both, in blocks that alternate A B B A, so that both sides see the same machine. Both do the
-same work: fp32 (Gloo of PyTorch 1.13 cannot reduce bf16), AdamW, clipping by the global norm. One JSON line a stage: the median ratio of block times and its bootstrap 95 % interval. The losses of both
-sides are compared in the same run, and a figure without equal losses does not count.
+Two rank processes train both, step by step in blocks A B B A, so that both sides see the same machine even when its speed
+wanders. Both do the same work with the same seed and data: fp32 (Gloo of PyTorch 1.13 cannot reduce bf16), AdamW, clipping
+by the global norm. One JSON line a stage: the median ratio of the blocks and its bootstrap 95 % interval. The losses of
+both sides are compared in the same run, and a figure without equal losses does not count.
 """
 
 import argparse
@@ -158,35 +159,37 @@ def measure(arguments, stage, daemon, directory):
 def report(stage, found, arguments):
     """Prints the figure; False when it misses its target."""
     times = found["times"]
-    # A B B A: each pair of neighbours saw the same machine.
-    ratios = [a / b for a, b in zip(times["engine"], times["ddp"])]
+    # A B B A: a drift cancels within a block.
+    pairs = {name: [x + y for x, y in zip(t[::2], t[1::2])] for name, t in times.items()}
+    ratios = [a / b for a, b in zip(pairs["engine"], pairs["ddp"])]
     chooser = random.Random(1)
     medians = sorted(statistics.median(chooser.choices(ratios, k=len(ratios))) for _ in range(1000))
     ratio = statistics.median(ratios)
     difference = max(abs(a - b) for a, b in zip(found["losses"]["engine"], found["losses"]["ddp"]))
     equal = difference < 1e-3
     line = {
-        "bench": "train_step",
+        "bench": "train_overhead",
+        "figure": f"step at stage {stage}",
         "vs": "PyTorch DDP with Gloo",
-        "stage": stage,
+        "unit": "ms",
+        "a": round(1e3 * statistics.median(times["engine"]), 3),
+        "b": round(1e3 * statistics.median(times["ddp"]), 3),
         "ratio": round(ratio, 4),
         "ci": [round(medians[25], 4), round(medians[974], 4)],
-        "target": TARGET,
-        "engine_ms": round(1e3 * statistics.median(times["engine"]), 3),
-        "ddp_ms": round(1e3 * statistics.median(times["ddp"]), 3),
+        "target": f"<= {TARGET}",
         "blocks": len(ratios),
         "losses_differ_by": round(difference, 5),
-        "pass": equal and (arguments.smoke or ratio <= TARGET),
+        "pass": None if arguments.smoke else equal and ratio <= TARGET,
     }
     print(json.dumps(line), flush=True)
-    return line["pass"]
+    return equal and (arguments.smoke or ratio <= TARGET)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--blocks", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=5, help="steps of a block")
+    parser.add_argument("--blocks", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=1, help="steps of each side between two of the other")
     parser.add_argument("--stages", default="1,2,3")
     parser.add_argument(
         "--binaries", default=os.environ.get("ZEROSHARD_BIN_DIR", ROOT / "bazel-bin")
