@@ -85,7 +85,8 @@ class Checkpoint:
             records.sort(key=lambda record: record.first_grain)
             next_grain = 0
             for record in records:
-                _require(record.first_grain == next_grain, f"unit {unit} {kind}: a gap or overlap at grain {next_grain}")
+                where = f"unit {unit} {kind}: a gap or overlap at grain {next_grain}"
+                _require(record.first_grain == next_grain, where)
                 next_grain += record.grains
             stored = dict(DTYPES.values())[dtype]
             whole[unit, kind] = (dtype, np.frombuffer(b"".join(record.data for record in records), stored))
@@ -104,7 +105,8 @@ def _read_shard(path, worker):
     _verify(footer[:-8], struct.unpack("<Q", footer[-8:])[0], f"{path}: footer")
     _verify(header, header_checksum, f"{path}: header")
     index = data[index_offset : index_offset + entries * ENTRY.size]
-    _require(index_offset % PAGE == 0 and index_offset + len(index) + 64 == len(data), f"{path}: the index is misplaced")
+    well_placed = index_offset % PAGE == 0 and index_offset + len(index) + 64 == len(data)
+    _require(well_placed, f"{path}: the index is misplaced")
     _verify(index, index_checksum, f"{path}: index")
     records = [_read_record(data, ENTRY.unpack_from(index, i * ENTRY.size), path) for i in range(entries)]
     return (job_id, fingerprint, step), records

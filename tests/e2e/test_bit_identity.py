@@ -1,8 +1,8 @@
 """For given ranks, training ends with the same bytes whatever else is chosen; and they are the reference's bytes.
 
-Compared are parameters and all states of saved checkpoints, read by the format page alone (checkpoint_reader.py), and what
-every rank sees in its window. The long form is the whole matrix (ZEROSHARD_TEST_SHORT unset), the short one covers every
-pair of choices.
+Compared are parameters and all states of saved checkpoints, read by the format page alone
+(checkpoint_reader.py), and what every rank sees in its window. The long form is the whole matrix
+(ZEROSHARD_TEST_SHORT unset), the short one covers every pair of choices.
 """
 
 import itertools

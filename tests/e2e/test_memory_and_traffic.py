@@ -75,7 +75,8 @@ def test_stage_3_holds_each_kind_of_state_once(real, workers):
         data, held = sum(d for d, _ in mine), sum(h for _, h in mine)
         expected = {"parameters": 2 * data, "gradients": 4 * data, "master": 4 * data, "exp_avg": 4 * data,
                     "exp_avg_sq": 4 * data, "padding": 18 * (held - data)}
-        got = {state: bytes for (holder, state), bytes in lines.items() if holder == f"worker {w}" and state != "records"}
+        got = {state: bytes for (holder, state), bytes in lines.items()
+               if holder == f"worker {w}" and state != "records"}
         assert got == {state: bytes for state, bytes in expected.items() if bytes}
     total = sum(bytes for (holder, state), bytes in lines.items() if holder.startswith("worker")
                 and state not in ("padding", "records"))
