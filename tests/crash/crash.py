@@ -160,6 +160,11 @@ class Run:
         for rank in self.ranks:
             self.start(rank)
 
+    def add(self, number):
+        """A rank that was not in `only` comes after all."""
+        self.ranks.append(Rank(number, []))
+        self.start(self.ranks[-1])
+
     def start(self, rank):
         environment = {key: value for key, value in os.environ.items() if key != "ZEROSHARD_FAULTS"}
         if rank.deaths < len(rank.plan):

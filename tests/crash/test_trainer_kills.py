@@ -5,6 +5,7 @@ The other ranks are never started again: they wait. Each trainer checks its user
 
 import os
 import signal
+import time
 
 import pytest
 from crash import SHORT, TRAINER, Run, fault_points, kill
@@ -80,3 +81,17 @@ def test_all_ranks_and_all_workers_killed_at_once(daemon, undisturbed):
         run.kill_all()
     assert run.finish() == expected
     assert run.restarts == [2, 2]
+
+
+def test_a_rank_killed_while_it_attaches_may_come_again_at_once(daemon, undisturbed):
+    """Was refused: two processes cannot be the same rank."""
+    options = {**JOBS["stage3"], "steps": 2}
+    run = Run(daemon, options, only=[0])
+    for attempt in range(30):
+        time.sleep(0.001 * attempt)
+        run.kill_rank(0)
+        run.ranks[0].process.wait()
+        run.poll(run.ranks[0])
+        assert not run.ranks[0].error, run.ranks[0].error
+    run.add(1)
+    assert run.finish() == undisturbed(options)
