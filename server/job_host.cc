@@ -1,5 +1,7 @@
 #include "server/job_host.h"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -82,6 +84,16 @@ void JobHost::Attach(AttachCall call) {
 }
 
 void JobHost::CancelAttach(uint64_t attach_id) { Feed(AttachCancelled{attach_id}); }
+
+void JobHost::NoticeDeath(uint32_t rank) {
+  if (rank >= state_.ranks.size()) return;
+  const uint64_t attach_id = state_.ranks[rank].attach_id;
+  const auto waiting = calls_.find(attach_id);
+  const Peer& peer = waiting != calls_.end() ? waiting->second.peer : ranks_[rank].peer;
+  if (!peer.pidfd.valid()) return;
+  pollfd ended = {peer.pidfd.get(), POLLIN, 0};
+  if (poll(&ended, 1, 0) == 1) Feed(RankGone{rank, attach_id});
+}
 
 absl::StatusOr<uint32_t> JobHost::RankOfToken(const std::string& token) const {
   for (uint32_t r = 0; r < ranks_.size(); ++r) {

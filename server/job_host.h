@@ -80,6 +80,9 @@ class JobHost {
 
   void Attach(AttachCall call);
   void CancelAttach(uint64_t attach_id);
+  // Looks whether the process that holds the rank is dead: its successor's Attach may be read
+  // before the kernel's word of it.
+  void NoticeDeath(uint32_t rank);
   absl::Status Detach(uint32_t rank, const std::string& token, bool keep);
   // FailedPrecondition while ranks are attached, unless forced. Returns the bytes that were freed.
   absl::StatusOr<uint64_t> Remove(bool force);

@@ -22,6 +22,7 @@ JobTable::JobTable(HostEnvironment environment) : environment_(std::move(environ
 
 void JobTable::Attach(const std::string& name, AttachCall call) {
   auto it = jobs_.find(name);
+  if (it != jobs_.end()) it->second->NoticeDeath(call.rank);
   if (it != jobs_.end() && it->second->ended()) {
     jobs_.erase(it);
     it = jobs_.end();
