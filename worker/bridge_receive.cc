@@ -109,7 +109,12 @@ void Bridge::OnPut(uint32_t peer, const Frame& frame) {
   if (shard_.Put(unit, offset, elements, values.data())) {
     context_.board().initialized(context_.me(), unit).store(1);
   }
-  context_.board().fill(context_.me(), unit).store(0);
+  // What the window holds of the unit is of before.
+  for (uint32_t worker = 0; worker < context_.memory().workers(); ++worker) {
+    context_.board().fill(worker, unit).store(0);
+    sent_[worker].pulled[unit] = 0;
+  }
+  context_.MarkDirty(unit);
   Post(peer, {static_cast<uint32_t>(BridgeFrame::kPutDone), frame.index, frame.tag, 0, {}});
 }
 

@@ -67,6 +67,13 @@ Values GradientsOf(uint32_t step, uint32_t micro, uint32_t rank) {
   return RandomValues(kSizes, 1000 * step + 100 * micro + rank + 7);
 }
 
+trainer::v1::SessionRequest GatherOf(std::vector<uint32_t> units, bool alone = false) {
+  trainer::v1::SessionRequest request;
+  for (uint32_t unit : units) request.mutable_gather()->add_units(unit);
+  request.mutable_gather()->set_alone(alone);
+  return request;
+}
+
 // Trains two steps; ranks take turns in an order that depends on the step.
 std::string Train(const Variant& v) {
   LocalJob job(Options(v));
@@ -279,6 +286,30 @@ TEST(EngineTest, GradientsOfADroppedStepAreForgotten) {
   EXPECT_TRUE(job.StateBytes() == expected);
 }
 
+// For example when a worker dies before it notes that a put is done: the put is made again.
+TEST(EngineTest, APutOfAUnitThatLiesInACopiedWindowIsSeenByTheNextGather) {
+  for (bool islands : {false, true}) {
+    LocalJob job(Options({.stage = 3,
+                          .workers = 2,
+                          .ranks = 2,
+                          .copy = true,
+                          .islands = islands,
+                          .dtype = model::v1::DTYPE_FLOAT32}));
+    job.PutParameters(RandomValues(kSizes, 1));
+    const uint64_t first = job.Send(1, GatherOf({0}, /*alone=*/true));
+    job.Run();
+    ASSERT_TRUE(job.Done(1, first));
+    const Values values = RandomValues(kSizes, 2);
+    job.PutParameters(values);
+    job.Run();
+    const uint64_t second = job.Send(1, GatherOf({0}, /*alone=*/true));
+    job.Run();
+    EXPECT_TRUE(job.Done(1, second));
+    const uint32_t parameter = job.layout().units()[0].parameters[0];
+    EXPECT_EQ(job.Parameter(parameter, islands ? 1 : 0), values[parameter]);
+  }
+}
+
 // A whole step was queued behind a gradient that waits for the other rank.
 TEST(EngineTest, WhatDeadProcessesHadQueuedIsNotTakenForTheNextStep) {
   for (bool islands : {false, true}) {
@@ -339,13 +370,6 @@ TEST(EngineTest, IslandsAgreeOnWhichStepIsDropped) {
     }
     EXPECT_TRUE(job.StateBytes() == expected) << "after " << turns << " turns, step " << done;
   }
-}
-
-trainer::v1::SessionRequest GatherOf(std::vector<uint32_t> units, bool alone = false) {
-  trainer::v1::SessionRequest request;
-  for (uint32_t unit : units) request.mutable_gather()->add_units(unit);
-  request.mutable_gather()->set_alone(alone);
-  return request;
 }
 
 TEST(EngineTest, SwappedGathersNameBothRanksAndBothUnits) {
