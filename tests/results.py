@@ -3,6 +3,8 @@
   results.py bazel EVENTS   a Bazel build event file (--build_event_json_file): the cases inside
                             each C++ test; a test that did not build or end properly is one failure
   results.py junit FILE     a pytest --junitxml file
+
+A test that was skipped because a program is "not built" counts as failed: tests/run builds all.
 """
 
 import json
@@ -12,11 +14,19 @@ import urllib.parse
 import xml.etree.ElementTree as ElementTree
 
 
+def is_not_built(case):
+    skipped = case.find("skipped")
+    return skipped is not None and "not built" in (skipped.get("message") or "")
+
+
 def count_cases(path):
     """Cases of a JUnit file as [passed, failed, skipped]."""
     counts = [0, 0, 0]
     for case in ElementTree.parse(path).iter("testcase"):
         if case.find("failure") is not None or case.find("error") is not None:
+            counts[1] += 1
+        elif is_not_built(case):
+            print(f"not built: {case.get('classname')}.{case.get('name')}", file=sys.stderr)
             counts[1] += 1
         elif case.find("skipped") is not None or case.get("status") == "notrun":
             counts[2] += 1
