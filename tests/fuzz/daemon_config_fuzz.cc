@@ -1,5 +1,5 @@
 // sources: server/daemon_config.cc base/config.cc base/yaml_node.cc base/status.cc base/log.cc
-// sources: base/unique_fd.cc base/fault_point.cc
+// sources: base/unique_fd.cc base/fault_point.cc server/cluster_config.cc
 // libs: absl_status absl_statusor absl_strings absl_str_format absl_synchronization absl_time
 // libs: yaml-cpp spdlog
 // seeds: tests/fuzz/seeds/daemon_config
