@@ -1,6 +1,6 @@
 #include "storage/board.h"
 
-#include <cstring>
+#include <algorithm>
 #include <new>
 
 #include "absl/strings/str_cat.h"
@@ -146,7 +146,7 @@ absl::Status UserStates::Write(uint32_t rank, uint64_t attempt, uint64_t committ
     target = area(rank, 1);
   }
   target->attempt.store(0, std::memory_order_release);
-  std::memcpy(reinterpret_cast<std::byte*>(target) + kLine, bytes.data(), bytes.size());
+  std::copy(bytes.begin(), bytes.end(), reinterpret_cast<std::byte*>(target) + kLine);
   target->bytes = bytes.size();
   target->attempt.store(attempt, std::memory_order_release);
   return absl::OkStatus();

@@ -165,8 +165,9 @@ void Bridge::OnShard(uint32_t peer, const Frame& frame) {
     if (board.wanted(frame.index).load() != frame.value || board.evicting(frame.index).load() != 0)
       return;
   }
-  std::memcpy(context_.memory().unit_window(frame.index) + shard.first_element() * element_bytes,
-              frame.payload.data(), frame.payload.size());
+  // A shard may be empty.
+  std::copy(frame.payload.begin(), frame.payload.end(),
+            context_.memory().unit_window(frame.index) + shard.first_element() * element_bytes);
   if (frame.value != 0) board.fill(peer, frame.index).store(frame.value);
 }
 
