@@ -127,11 +127,11 @@ void TestMeshComesBackAfterAnEndDied(const MeshFactory& factory) {
   constexpr uint32_t kWorkers = 3;
   MapStore store;
   std::vector<MeshRecorder> recorders(kWorkers);
+  MeshRecorder successor;  // outlives the mesh that reports to it
   std::vector<std::unique_ptr<Mesh>> meshes;
   for (uint32_t w = 0; w < kWorkers; ++w)
     meshes.push_back(Make(factory, w, kWorkers, store, recorders[w]));
   for (MeshRecorder& recorder : recorders) ASSERT_TRUE(recorder.AwaitConnections(1));
-  MeshRecorder successor;
   meshes[1].reset();
   meshes[1] = Make(factory, 1, kWorkers, store, successor);
   ASSERT_TRUE(successor.AwaitConnections(1));
