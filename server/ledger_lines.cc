@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "storage/layout_proto.h"
 #include "storage/partition.h"
 
 namespace zeroshard {
@@ -127,9 +128,10 @@ absl::Status Ledger::AddWorker(uint32_t w) {
           return counted ? SizeOf(layout_.units()[u].dtype) : 0;
         },
         [&](uint32_t u) { return partition.unit(u).shard; });
-    add("parameters", parameters, absl::StrCat(SizeOf(*FromProto(config_.compute_dtype())), "P/N"));
+    add("parameters", parameters,
+        absl::StrCat(SizeOf(*DTypeFromProto(config_.compute_dtype())), "P/N"));
   }
-  const uint64_t g = SizeOf(*FromProto(config_.accumulator_dtype()));
+  const uint64_t g = SizeOf(*DTypeFromProto(config_.accumulator_dtype()));
   add("gradients",
       Measure([&](uint32_t u) { return partition.unit(u).accumulator == kAbsent ? 0 : g; }, slice),
       absl::StrCat(g, "P", over));
@@ -169,7 +171,7 @@ void Ledger::AddIsland(uint32_t island) {
     Add("window", holder, window - std::min(window, resident_data), 0, "");
   } else {
     Add("parameters", holder, data, data,
-        absl::StrCat(SizeOf(*FromProto(config_.compute_dtype())), "P"));
+        absl::StrCat(SizeOf(*DTypeFromProto(config_.compute_dtype())), "P"));
     Add("padding", holder, window - std::min(window, data), 0, "");
   }
   Add("records", holder,

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "storage/layout_proto.h"
 #include "storage/undo_area.h"
 
 namespace zeroshard {
@@ -25,20 +26,6 @@ uint64_t ChunkElements(const model::v1::EngineConfig& config) {
 
 }  // namespace
 
-absl::StatusOr<DType> FromProto(model::v1::DType dtype) {
-  switch (dtype) {
-    case model::v1::DTYPE_FLOAT32:
-      return DType::kFloat32;
-    case model::v1::DTYPE_BFLOAT16:
-      return DType::kBfloat16;
-    case model::v1::DTYPE_FLOAT16:
-      return DType::kFloat16;
-    default:
-      return absl::InvalidArgumentError(
-          absl::StrCat("unknown data type ", static_cast<int>(dtype)));
-  }
-}
-
 absl::StatusOr<PartitionPlan> PartitionPlan::Create(const Layout& layout,
                                                     const model::v1::EngineConfig& config,
                                                     uint32_t worker, uint32_t lanes) {
@@ -50,7 +37,7 @@ absl::StatusOr<PartitionPlan> PartitionPlan::Create(const Layout& layout,
     return absl::InvalidArgumentError(
         absl::StrCat(config.state_slots_size(), " state slots; at most ", kMaxStates));
   }
-  if (auto dtype = FromProto(config.accumulator_dtype()); !dtype.ok()) return dtype.status();
+  if (auto dtype = DTypeFromProto(config.accumulator_dtype()); !dtype.ok()) return dtype.status();
   PartitionPlan plan;
   plan.state_slots_ = config.state_slots_size();
   plan.lanes_ = lanes;
@@ -135,7 +122,7 @@ void PartitionPlan::PlaceSections(const Layout& layout, const model::v1::EngineC
   uint64_t grains = 0;
   for (const Unit& unit : layout.units()) grains += unit.grains;
   uint64_t offset = PlaceRecords(grains);
-  const uint64_t accumulator_bytes = SizeOf(*FromProto(config.accumulator_dtype()));
+  const uint64_t accumulator_bytes = SizeOf(*DTypeFromProto(config.accumulator_dtype()));
   for (UnitPlan& unit : units_) {
     if (!unit.has_optimizer) continue;
     unit.accumulator =

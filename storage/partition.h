@@ -120,9 +120,6 @@ class PartitionPlan {
   PartitionBytes totals_;
 };
 
-// Data type of the gradient accumulators, and of a proto DType in general.
-absl::StatusOr<DType> FromProto(model::v1::DType dtype);
-
 // Whether ranks accumulate micro-steps on their own before the ranks are summed (stage 1 with
 // several micro-steps, unless ranks_first): then every rank has a local accumulator region.
 bool UsesLocalAccumulators(const model::v1::EngineConfig& config);

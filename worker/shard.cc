@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
 #include "base/status.h"
+#include "storage/layout_proto.h"
 #include "worker/optim/kernels.h"
 
 namespace zeroshard {
@@ -32,7 +33,7 @@ OptimizerKind KindOf(const model::v1::EngineConfig& config) {
 }  // namespace
 
 absl::StatusOr<Shard> Shard::Open(JobMemory& memory, ThreadPool& pool) {
-  ZS_ASSIGN_OR_RETURN(const DType dtype, FromProto(memory.config().accumulator_dtype()));
+  ZS_ASSIGN_OR_RETURN(const DType dtype, DTypeFromProto(memory.config().accumulator_dtype()));
   ZS_ASSIGN_OR_RETURN(
       AccumulatorSpace accumulators,
       AccumulatorSpace::Open(memory.layout(), memory.plan(), memory.partition(), dtype));
