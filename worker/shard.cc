@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
 #include "base/status.h"
+#include "device/cpu/stream_copy.h"
 #include "storage/layout_proto.h"
 #include "worker/optim/kernels.h"
 
@@ -16,6 +17,8 @@ namespace {
 
 constexpr uint32_t kAccumulateOp = 0;
 constexpr uint32_t kApplyOp = 1;
+// A unit of this many bytes leaves the caches anyway; each worker copies only a part of it.
+constexpr uint64_t kStreamedUnitBytes = uint64_t{64} << 20;
 // Micro-step number of the apply pass's tag: above every real one.
 constexpr uint32_t kApplyMicroStep = kMaxMicroSteps;
 
@@ -246,11 +249,16 @@ void Shard::FillWindow(uint32_t unit) const {
   const uint64_t element_bytes = SizeOf(memory_->layout().units()[unit].dtype);
   const std::byte* source = memory_->parameters_at_rest(unit);
   std::byte* target = memory_->unit_window(unit);
+  const bool streamed = memory_->layout().units()[unit].bytes() >= kStreamedUnitBytes;
   pool_->ParallelFor(pool_->lanes(), [&](size_t item, int) {
     const ItemRange grains = ItemsOfLane(shard.size(), static_cast<int>(item), pool_->lanes());
     const uint64_t begin = (shard.begin + grains.begin) * kGrainElements * element_bytes;
     const uint64_t bytes = (grains.end - grains.begin) * kGrainElements * element_bytes;
-    std::memcpy(target + begin, source + begin, bytes);
+    if (streamed) {
+      StreamCopy(target + begin, source + begin, bytes);
+    } else {
+      std::memcpy(target + begin, source + begin, bytes);
+    }
   });
 }
 
