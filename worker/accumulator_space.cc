@@ -7,8 +7,6 @@
 namespace zeroshard {
 namespace {
 
-constexpr uint32_t kAccumulateOp = 0;
-
 // Inputs that have a gradient for the parameter at `position`.
 std::vector<bool> PresentInputs(std::span<const GradientInput> inputs, uint32_t position) {
   std::vector<bool> present(inputs.size());

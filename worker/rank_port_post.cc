@@ -6,6 +6,7 @@
 #include "base/fault_point.h"
 #include "base/status.h"
 #include "worker/rank_port.h"
+#include "worker/shard.h"
 
 namespace zeroshard {
 namespace {
@@ -23,16 +24,11 @@ GroupHyper ToHyper(const model::v1::GroupOptions& options) {
 }
 
 Presence ToPresence(const std::string& bytes, const Unit& unit) {
-  if (bytes.empty()) {
-    Presence full = {};
-    for (uint32_t i = 0; i < unit.parameters.size(); ++i) full[i / 64] |= uint64_t{1} << (i % 64);
-    return full;
-  }
+  const Presence full = FullPresence(unit);
+  if (bytes.empty()) return full;
   Presence presence = {};
   std::memcpy(presence.data(), bytes.data(), bytes.size());
-  for (uint32_t i = static_cast<uint32_t>(unit.parameters.size()); i < kMaxUnitParameters; ++i) {
-    presence[i / 64] &= ~(uint64_t{1} << (i % 64));
-  }
+  for (uint32_t word = 0; word < kPresenceWords; ++word) presence[word] &= full[word];
   return presence;
 }
 

@@ -15,7 +15,6 @@
 namespace zeroshard {
 namespace {
 
-constexpr uint32_t kAccumulateOp = 0;
 constexpr uint32_t kApplyOp = 1;
 // A unit of this many bytes leaves the caches anyway; each worker copies only a part of it.
 constexpr uint64_t kStreamedUnitBytes = uint64_t{64} << 20;

@@ -28,6 +28,9 @@
 
 namespace zeroshard {
 
+// UndoKey::op of the passes that add to an accumulator.
+inline constexpr uint32_t kAccumulateOp = 0;
+
 // One input of a sum: a rank's gradient or a partial sum of several.
 struct GradientInput {
   const std::byte* data = nullptr;  // the unit's element 0; null: takes no part

@@ -9,41 +9,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "gtest/gtest.h"
+#include "tests/server/ds_config_parsed.h"
 
 namespace zeroshard {
 namespace {
-
-// The configuration; a failure ends the test with the message.
-DsConfig Parsed(std::string_view text, const ClientValues& client = {}) {
-  const absl::StatusOr<DsConfig> config = ParseDsConfig(text, client);
-  EXPECT_TRUE(config.ok()) << config.status().message();
-  return config.ok() ? *config : DsConfig();
-}
-
-// The error's message; "" (and a failure) when it was taken.
-std::string Refusal(std::string_view text, const ClientValues& client = {}) {
-  const absl::StatusOr<DsConfig> config = ParseDsConfig(text, client);
-  EXPECT_FALSE(config.ok()) << text;
-  if (config.ok()) return "";
-  EXPECT_EQ(config.status().code(), absl::StatusCode::kInvalidArgument);
-  return std::string(config.status().message());
-}
-
-std::string Warnings(std::string_view text) { return absl::StrJoin(Parsed(text).warnings, "\n"); }
-
-ResolvedValue Resolved(const DsConfig& config, std::string_view path) {
-  for (const ResolvedValue& value : config.resolved) {
-    if (value.path == path) return value;
-  }
-  ADD_FAILURE() << path << " is not among the resolved values";
-  return {};
-}
-
-std::string Zero(std::string_view members) {
-  return absl::StrCat("{\"zero_optimization\": {", std::string(members), "}}");
-}
-
-#define EXPECT_HAS(text, part) EXPECT_TRUE(absl::StrContains(text, part)) << (text)
 
 TEST(DsConfig, AnEmptyFileHasDeepSpeedsDefaults) {
   const DsConfig config = Parsed("{}");
