@@ -89,8 +89,7 @@ void Bridge::OnArrival(const Frame& frame) {
   if (!status.ok())
     LogWarn(absl::StrCat("user_state not mirrored error=\"", status.message(), "\""));
   slot.arrival.store(frame.tag, std::memory_order_release);
-  for (std::atomic<uint64_t>& word : context_.board().dirty(context_.me()))
-    word.store(~uint64_t{0});
+  context_.MarkAllDirty(context_.me());
 }
 
 void Bridge::OnPut(uint32_t peer, const Frame& frame) {

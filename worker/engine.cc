@@ -216,8 +216,7 @@ bool Engine::FollowAttempt() {
   }
   attempt_ = attempt;
   waiting_since_.reset();
-  for (std::atomic<uint64_t>& word : context_.board().dirty(context_.me()))
-    word.store(~uint64_t{0});
+  context_.MarkAllDirty(context_.me());
   return true;
 }
 
@@ -297,8 +296,7 @@ std::optional<GradientInput> Engine::SourceOf(uint32_t rank, uint32_t unit, Tag 
 void Engine::FinishUnit(std::optional<uint32_t>& unfinished) {
   if (!unfinished.has_value()) return;
   unfinished.reset();
-  for (std::atomic<uint64_t>& word : context_.board().dirty(context_.me()))
-    word.store(~uint64_t{0});
+  context_.MarkAllDirty(context_.me());
 }
 
 bool Engine::MergeLocal(uint32_t rank, uint32_t unit) {

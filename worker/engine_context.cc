@@ -35,10 +35,12 @@ void EngineContext::MarkDirty(uint32_t unit) {
 }
 
 void EngineContext::MarkAllDirty() {
-  for (uint32_t worker = 0; worker < memory_.workers(); ++worker) {
-    for (std::atomic<uint64_t>& word : board().dirty(worker)) {
-      word.store(~uint64_t{0}, std::memory_order_release);
-    }
+  for (uint32_t worker = 0; worker < memory_.workers(); ++worker) MarkAllDirty(worker);
+}
+
+void EngineContext::MarkAllDirty(uint32_t worker) {
+  for (std::atomic<uint64_t>& word : board().dirty(worker)) {
+    word.store(~uint64_t{0}, std::memory_order_release);
   }
 }
 

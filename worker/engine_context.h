@@ -82,6 +82,8 @@ class EngineContext {
   // Marks a unit as changed for all workers of the island; RingAll must follow.
   void MarkDirty(uint32_t unit);
   void MarkAllDirty();
+  // All units, for one worker alone.
+  void MarkAllDirty(uint32_t worker);
 
   // Kills the generation: every waiter of the job gets `status`. The first reason wins.
   void Poison(const absl::Status& status);
