@@ -13,7 +13,7 @@ namespace zeroshard {
 namespace {
 
 constexpr uint64_t kMagic = 0x31444e5552485a53;  // "SZHRUND1" in memory
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr size_t kAlignment = 64;
 
 absl::Status Damaged(uint32_t lane, std::string_view what, uint64_t found, uint64_t expected) {
@@ -35,6 +35,9 @@ absl::Status CheckRecord(uint32_t lane, const LaneRecord& record, const UndoChun
   if (record.elements == 0 || record.elements > chunk.group_elements) {
     return Damaged(lane, "group size", record.elements, chunk.group_elements);
   }
+  if (record.begin % chunk.group_elements != 0) {
+    return Damaged(lane, "first element", record.begin, chunk.group_elements);
+  }
   if (record.begin > chunk.elements || record.elements > chunk.elements - record.begin) {
     return Damaged(lane, "first element", record.begin, chunk.elements - record.elements);
   }
@@ -44,10 +47,9 @@ absl::Status CheckRecord(uint32_t lane, const LaneRecord& record, const UndoChun
 void Restore(const LaneRecord& record, const UndoChunk& chunk) {
   const std::byte* payload = record.payload;
   for (uint32_t i = 0; i < chunk.array_count; ++i) {
-    const UndoArray& array = chunk.arrays[i];
-    const size_t bytes = size_t{record.elements} * array.element_bytes;
-    std::memcpy(array.data + record.begin * array.element_bytes, payload, bytes);
-    payload += bytes;
+    const std::span<std::byte> bytes = UndoBytes(chunk, i, record.begin, record.elements);
+    std::memcpy(bytes.data(), payload, bytes.size());
+    payload += bytes.size();
   }
 }
 
@@ -61,7 +63,9 @@ absl::Status ValidateUndoChunk(const UndoChunk& chunk) {
   }
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < chunk.array_count; ++i) {
-    bytes += uint64_t{chunk.arrays[i].element_bytes} * chunk.group_elements;
+    const bool slotted = chunk.arrays[i].slots != nullptr;
+    bytes += uint64_t{chunk.arrays[i].element_bytes} *
+             (slotted ? chunk.max_slots : chunk.group_elements);
   }
   if (bytes == 0 || bytes > kUndoPayloadBytes) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -35,6 +35,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -43,14 +44,18 @@
 
 namespace zeroshard {
 
-inline constexpr uint32_t kMaxUndoArrays = 4;
+inline constexpr uint32_t kMaxUndoArrays = 8;
 inline constexpr uint32_t kUndoPayloadBytes = 2048;
 inline constexpr uint32_t kDefaultUndoGroup = 128;
 
-// One array that a pass changes in place; data points to the chunk's first element.
+// One array that a pass changes in place. Usually it has a value for each element, and `data` points
+// to that of the chunk's first. With `slots` it has some for each group: group k (of the chunk's
+// elements from k * group_elements on) has those from slots[k] up to slots[k + 1], and `data` points
+// to value 0.
 struct UndoArray {
   std::byte* data = nullptr;
   uint32_t element_bytes = 0;
+  const uint64_t* slots = nullptr;
 };
 
 // What a pass changes in one chunk. A group is `group_elements` consecutive elements (the last may
@@ -60,7 +65,22 @@ struct UndoChunk {
   uint32_t array_count = 0;
   uint64_t elements = 0;
   uint32_t group_elements = kDefaultUndoGroup;
+  uint32_t max_slots = 0;  // of one group, where an array has slots
 };
+
+// Where the bytes of array `array` lie for the group of `elements` elements from `begin` on.
+inline std::span<std::byte> UndoBytes(const UndoChunk& chunk, uint32_t array, uint64_t begin,
+                                      uint32_t elements) {
+  const UndoArray& a = chunk.arrays[array];
+  uint64_t first = begin;
+  uint64_t values = elements;
+  if (a.slots != nullptr) {
+    const uint64_t* slots = a.slots + begin / chunk.group_elements;
+    first = slots[0];
+    values = slots[1] - slots[0];
+  }
+  return {a.data + first * a.element_bytes, values * a.element_bytes};
+}
 
 // Whether the groups of a chunk fit in a record; InvalidArgument when not.
 absl::Status ValidateUndoChunk(const UndoChunk& chunk);
@@ -81,7 +101,7 @@ struct LaneRecord {
   uint32_t op;
   uint32_t elements;
   uint32_t array_count;
-  uint32_t element_bytes[kMaxUndoArrays];
+  uint16_t element_bytes[kMaxUndoArrays];
   uint64_t reserved;
   std::byte payload[kUndoPayloadBytes];
 };

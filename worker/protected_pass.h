@@ -15,6 +15,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -70,11 +71,10 @@ inline void WriteRecord(LaneRecord& record, const UndoKey& key, const UndoChunk&
   record.array_count = chunk.array_count;
   std::byte* payload = record.payload;
   for (uint32_t i = 0; i < chunk.array_count; ++i) {
-    const UndoArray& array = chunk.arrays[i];
-    record.element_bytes[i] = array.element_bytes;
-    const size_t bytes = size_t{group.elements} * array.element_bytes;
-    copy(payload, array.data + group.begin * array.element_bytes, bytes);
-    payload += bytes;
+    record.element_bytes[i] = static_cast<uint16_t>(chunk.arrays[i].element_bytes);
+    const std::span<std::byte> bytes = UndoBytes(chunk, i, group.begin, group.elements);
+    copy(payload, bytes.data(), bytes.size());
+    payload += bytes.size();
   }
 }
 
