@@ -48,10 +48,10 @@ inline constexpr uint32_t kMaxUndoArrays = 8;
 inline constexpr uint32_t kUndoPayloadBytes = 2048;
 inline constexpr uint32_t kDefaultUndoGroup = 128;
 
-// One array that a pass changes in place. Usually it has a value for each element, and `data` points
-// to that of the chunk's first. With `slots` it has some for each group: group k (of the chunk's
-// elements from k * group_elements on) has those from slots[k] up to slots[k + 1], and `data` points
-// to value 0.
+// One array that a pass changes in place. Usually it has a value for each element, and `data`
+// points to that of the chunk's first. With `slots` it has some for each group: group k (of the
+// chunk's elements from k * group_elements on) has those from slots[k] up to slots[k + 1], and
+// `data` points to value 0.
 struct UndoArray {
   std::byte* data = nullptr;
   uint32_t element_bytes = 0;
