@@ -95,6 +95,7 @@ class Ledger {
   }
 
   absl::Status AddWorker(uint32_t w);
+  void AddScales(const PartitionPlan& partition, const std::string& holder);
   void AddIsland(uint32_t island);
   void AddRank(uint32_t r);
 
@@ -135,18 +136,33 @@ absl::Status Ledger::AddWorker(uint32_t w) {
   add("gradients",
       Measure([&](uint32_t u) { return partition.unit(u).accumulator == kAbsent ? 0 : g; }, slice),
       absl::StrCat(g, "P", over));
-  add("master",
-      Measure([&](uint32_t u) { return partition.unit(u).master == kAbsent ? 0 : 4; }, slice),
-      absl::StrCat("4P", over));
+  const bool split = config_.master_form() == model::v1::MASTER_FORM_SPLIT && config_.stage() > 0;
+  auto master_bytes = [&](uint32_t u) -> uint64_t {
+    if (partition.unit(u).master == kAbsent) return 0;
+    return partition.unit(u).master_form == MasterForm::kSplit ? 2 : 4;
+  };
+  add(split ? "master, low halves" : "master", Measure(master_bytes, slice),
+      absl::StrCat(split ? 2 : 4, "P", over));
+  const uint64_t state_bytes = StateElementBytes(partition.state_format());
   for (uint32_t slot = 0; slot < partition.state_slots(); ++slot) {
     add(config_.state_slots(static_cast<int>(slot)),
-        Measure([&](uint32_t u) { return partition.unit(u).state[slot] == kAbsent ? 0 : 4; },
-                slice),
-        absl::StrCat("4P", over));
+        Measure(
+            [&](uint32_t u) { return partition.unit(u).state[slot] == kAbsent ? 0 : state_bytes; },
+            slice),
+        absl::StrCat(state_bytes, "P", over));
   }
+  AddScales(partition, holder);
   Add("padding", holder, padding, 0, "");
   Add("records", holder, partition.totals().records, 0, "");
   return absl::OkStatus();
+}
+
+// One fp32 a block and 8-bit state: 4 / 256 of an element and less than one block a parameter more.
+void Ledger::AddScales(const PartitionPlan& partition, const std::string& holder) {
+  uint64_t blocks = 0;
+  for (uint32_t u = 0; u < layout_.units().size(); ++u) blocks += partition.unit(u).blocks;
+  const uint64_t bytes = blocks * partition.state_slots() * sizeof(float);
+  Add("scales", holder, bytes, bytes, "4 a block");
 }
 
 void Ledger::AddIsland(uint32_t island) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
+#include "storage/block_table.h"
 #include "storage/layout_proto.h"
 #include "storage/undo_area.h"
 
@@ -24,6 +26,44 @@ uint64_t ChunkElements(const model::v1::EngineConfig& config) {
   return std::clamp(AlignTo(asked, kGrainElements), kGrainElements, kMaxChunkElements);
 }
 
+absl::StatusOr<StateFormat> StateFormatOf(const model::v1::EngineConfig& config) {
+  switch (config.state_format()) {
+    case model::v1::STATE_FORMAT_FLOAT32:
+      return StateFormat::kFloat32;
+    case model::v1::STATE_FORMAT_BFLOAT16:
+      return StateFormat::kBfloat16;
+    case model::v1::STATE_FORMAT_INT8:
+      return StateFormat::kInt8;
+    default:
+      return absl::InvalidArgumentError(absl::StrCat("state format ", config.state_format()));
+  }
+}
+
+absl::Status CheckMasterForm(const model::v1::EngineConfig& config) {
+  if (!model::v1::MasterForm_IsValid(config.master_form())) {
+    return absl::InvalidArgumentError(absl::StrCat("master form ", config.master_form()));
+  }
+  if (config.master_form() == model::v1::MASTER_FORM_NONE && config.stage() == 0) {
+    return absl::InvalidArgumentError(
+        "parameters without a master need stage 1, 2 or 3: at stage 0 every worker updates a whole "
+        "replica");
+  }
+  return absl::OkStatus();
+}
+
+// Of a unit with optimizer states. Only bf16 parameters have anything but an fp32 master.
+MasterForm MasterFormOf(const Unit& unit, const model::v1::EngineConfig& config) {
+  if (unit.dtype != DType::kBfloat16 || config.stage() == 0) return MasterForm::kFloat32;
+  switch (config.master_form()) {
+    case model::v1::MASTER_FORM_SPLIT:
+      return MasterForm::kSplit;
+    case model::v1::MASTER_FORM_NONE:
+      return MasterForm::kNone;
+    default:
+      return MasterForm::kFloat32;
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<PartitionPlan> PartitionPlan::Create(const Layout& layout,
@@ -38,7 +78,9 @@ absl::StatusOr<PartitionPlan> PartitionPlan::Create(const Layout& layout,
         absl::StrCat(config.state_slots_size(), " state slots; at most ", kMaxStates));
   }
   if (auto dtype = DTypeFromProto(config.accumulator_dtype()); !dtype.ok()) return dtype.status();
+  ZS_RETURN_IF_ERROR(CheckMasterForm(config));
   PartitionPlan plan;
+  ZS_ASSIGN_OR_RETURN(plan.state_format_, StateFormatOf(config));
   plan.state_slots_ = config.state_slots_size();
   plan.lanes_ = lanes;
   plan.chunk_elements_ = ChunkElements(config);
@@ -85,6 +127,13 @@ void PartitionPlan::PlanUnits(const Layout& layout, const model::v1::EngineConfi
         !copied || config.stage() < 3 || layout.persistent(u, config.persistence_threshold());
     if (plan.has_optimizer) {
       plan.slice = config.stage() == 0 ? GrainRange{0, unit.grains} : plan.shard;
+      plan.master_form = MasterFormOf(unit, config);
+      plan.canonical = unit.dtype == DType::kBfloat16 && config.stage() == 0 &&
+                       config.master_form() == model::v1::MASTER_FORM_SPLIT;
+      if (state_format_ == StateFormat::kInt8) {
+        plan.first_block = FirstBlock(layout, u, plan.slice.begin);
+        plan.blocks = FirstBlock(layout, u, plan.slice.end) - plan.first_block;
+      }
     }
     plan.put_bit = put_bit;
     put_bit += unit.grains;
@@ -118,7 +167,8 @@ uint64_t PartitionPlan::Place(uint64_t& offset, uint64_t bytes, uint64_t& total)
 }
 
 void PartitionPlan::PlaceSections(const Layout& layout, const model::v1::EngineConfig& config) {
-  // Every slice is a whole number of grains, so every part is a multiple of 512 bytes.
+  // Every slice is a whole number of grains, so every part but the scales is a multiple of 256
+  // bytes.
   uint64_t grains = 0;
   for (const Unit& unit : layout.units()) grains += unit.grains;
   uint64_t offset = PlaceRecords(grains);
@@ -129,18 +179,16 @@ void PartitionPlan::PlaceSections(const Layout& layout, const model::v1::EngineC
         Place(offset, unit.slice.elements() * accumulator_bytes, totals_.accumulator);
   }
   for (uint32_t u = 0; u < units_.size(); ++u) {
+    UnitPlan& unit = units_[u];
+    if (!unit.has_optimizer || unit.master_form == MasterForm::kNone) continue;
     // At stage 0 every worker updates a whole replica, so even fp32 parameters need a master of
     // their own.
-    const bool own_master = layout.units()[u].dtype != DType::kFloat32 || config.stage() == 0;
-    if (!units_[u].has_optimizer || !own_master) continue;
-    units_[u].master = Place(offset, units_[u].slice.elements() * sizeof(float), totals_.master);
+    if (layout.units()[u].dtype == DType::kFloat32 && config.stage() > 0) continue;
+    const uint64_t element_bytes =
+        unit.master_form == MasterForm::kSplit ? sizeof(uint16_t) : sizeof(float);
+    unit.master = Place(offset, unit.slice.elements() * element_bytes, totals_.master);
   }
-  for (uint32_t slot = 0; slot < state_slots_; ++slot) {
-    for (UnitPlan& unit : units_) {
-      if (!unit.has_optimizer) continue;
-      unit.state[slot] = Place(offset, unit.slice.elements() * sizeof(float), totals_.state[slot]);
-    }
-  }
+  PlaceStates(offset);
   for (uint32_t u = 0; u < units_.size(); ++u) {
     if (units_[u].resident) continue;
     units_[u].shard_data =
@@ -149,6 +197,23 @@ void PartitionPlan::PlaceSections(const Layout& layout, const model::v1::EngineC
   bytes_ = AlignTo(offset, kPage);
   totals_.records = bytes_ - totals_.accumulator - totals_.master - totals_.state[0] -
                     totals_.state[1] - totals_.shards;
+}
+
+void PartitionPlan::PlaceStates(uint64_t& offset) {
+  for (uint32_t slot = 0; slot < state_slots_; ++slot) {
+    for (UnitPlan& unit : units_) {
+      if (!unit.has_optimizer) continue;
+      unit.state[slot] = Place(offset, unit.slice.elements() * StateElementBytes(state_format_),
+                               totals_.state[slot]);
+    }
+  }
+  for (uint32_t slot = 0; slot < state_slots_ && state_format_ == StateFormat::kInt8; ++slot) {
+    for (UnitPlan& unit : units_) {
+      if (!unit.has_optimizer) continue;
+      unit.scales[slot] = Place(offset, unit.blocks * sizeof(float), totals_.state[slot]);
+    }
+    offset = AlignTo(offset, kLine);
+  }
 }
 
 bool UsesLocalAccumulators(const model::v1::EngineConfig& config) {

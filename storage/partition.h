@@ -6,8 +6,9 @@
 // may read it.
 //
 // The region, every part aligned to 64 bytes:
-//   PartitionHeader | undo area | put bitmap | accumulators | master | state 0 | state 1 | shards
-// Within each of the last five, the worker's slices of the units follow one another without gaps.
+//   PartitionHeader | undo area | put bitmap | accumulators | master | state 0 | state 1 |
+//   scales 0 | scales 1 | shards
+// Within each of the last seven, the worker's slices of the units follow one another without gaps.
 // Format page: docs/partition.md.
 #ifndef ZEROSHARD_STORAGE_PARTITION_H_
 #define ZEROSHARD_STORAGE_PARTITION_H_
@@ -20,11 +21,12 @@
 #include "absl/status/statusor.h"
 #include "proto/model.pb.h"
 #include "storage/layout.h"
+#include "storage/state_format.h"
 
 namespace zeroshard {
 
 inline constexpr uint64_t kPartitionMagic = 0x3154524150535aULL;  // "ZSPART1"
-inline constexpr uint32_t kPartitionVersion = 1;
+inline constexpr uint32_t kPartitionVersion = 2;
 // Elements of a chunk unless sub_group_size asks for less.
 inline constexpr uint64_t kMaxChunkElements = 64 * 1024;
 inline constexpr uint32_t kMaxStates = 2;
@@ -50,8 +52,15 @@ struct UnitPlan {
   bool has_optimizer = false;
   bool resident = true;  // the parameters at rest lie in the window, not in a partition
   uint64_t accumulator = kAbsent;
-  uint64_t master = kAbsent;  // absent also where the fp32 parameter is its own master
+  MasterForm master_form = MasterForm::kFloat32;
+  // kFloat32: the fp32 master, absent where the fp32 parameter is its own; kSplit: the low halves.
+  uint64_t master = kAbsent;
+  // An fp32 master that holds only what a split one could (stage 0 beside split masters).
+  bool canonical = false;
   uint64_t state[kMaxStates] = {kAbsent, kAbsent};
+  uint64_t scales[kMaxStates] = {kAbsent, kAbsent};  // 8-bit states: one fp32 a block
+  uint64_t first_block = 0;                          // of `slice` (storage/block_table.h)
+  uint64_t blocks = 0;
   uint64_t shard_data = kAbsent;
   uint32_t first_chunk = 0;  // chunks of `slice`, consecutive
   uint32_t chunks = 0;
@@ -69,7 +78,7 @@ struct ChunkPlan {
 struct PartitionBytes {
   uint64_t accumulator = 0;
   uint64_t master = 0;
-  uint64_t state[kMaxStates] = {0, 0};
+  uint64_t state[kMaxStates] = {0, 0};  // with their scales
   uint64_t shards = 0;
   uint64_t records = 0;  // header, undo area, put bitmap, alignment
 };
@@ -77,7 +86,8 @@ struct PartitionBytes {
 class PartitionPlan {
  public:
   // `lanes`: compute threads of the worker. InvalidArgument for worker >= layout.workers(), lanes
-  // == 0, an unknown data type or more state slots than kMaxStates.
+  // == 0, an unknown data type or format, more state slots than kMaxStates, or parameters without a
+  // master at stage 0 (where replicas could not be kept).
   static absl::StatusOr<PartitionPlan> Create(const Layout& layout,
                                               const model::v1::EngineConfig& config,
                                               uint32_t worker, uint32_t lanes);
@@ -90,6 +100,7 @@ class PartitionPlan {
   const UnitPlan& unit(uint32_t unit) const { return units_[unit]; }
   std::span<const ChunkPlan> chunks() const { return chunks_; }
   uint32_t state_slots() const { return state_slots_; }
+  StateFormat state_format() const { return state_format_; }
   uint64_t bytes() const { return bytes_; }  // of the whole region, a multiple of 4096
   uint64_t undo_offset() const { return undo_offset_; }
   uint64_t undo_bytes() const { return undo_bytes_; }
@@ -102,6 +113,7 @@ class PartitionPlan {
   void PlanUnits(const Layout& layout, const model::v1::EngineConfig& config, uint32_t worker);
   void PlanChunks(UnitPlan& plan, uint32_t unit);
   void PlaceSections(const Layout& layout, const model::v1::EngineConfig& config);
+  void PlaceStates(uint64_t& offset);
   // Places the header, the undo area and the put bitmap of so many bits; returns the offset after
   // them.
   uint64_t PlaceRecords(uint64_t put_bits);
@@ -111,6 +123,7 @@ class PartitionPlan {
   std::vector<UnitPlan> units_;
   std::vector<ChunkPlan> chunks_;
   uint32_t state_slots_ = 0;
+  StateFormat state_format_ = StateFormat::kFloat32;
   uint32_t lanes_ = 1;
   uint64_t chunk_elements_ = kMaxChunkElements;
   uint64_t bytes_ = 0;
@@ -119,6 +132,11 @@ class PartitionPlan {
   uint64_t put_bitmap_offset_ = 0;
   PartitionBytes totals_;
 };
+
+// Bytes of one element of a state array, without scales.
+constexpr uint64_t StateElementBytes(StateFormat format) {
+  return format == StateFormat::kFloat32 ? 4 : format == StateFormat::kBfloat16 ? 2 : 1;
+}
 
 // Whether ranks accumulate micro-steps on their own before the ranks are summed (stage 1 with
 // several micro-steps, unless ranks_first): then every rank has a local accumulator region.

@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "storage/block_table.h"
 
 namespace zeroshard {
 namespace {
@@ -54,10 +56,79 @@ TEST(PartitionPlanTest, BytesAreTheLedgersToTheByte) {
   }
 }
 
+TEST(PartitionPlanTest, EveryFormOfMasterAndStatesTakesItsBytes) {
+  const uint64_t share = uint64_t{1} << 19;
+  const Layout layout = MakeLayout({1 << 20}, DType::kBfloat16, 2);
+  struct Form {
+    model::v1::MasterForm master;
+    model::v1::StateFormat states;
+    uint64_t master_bytes;
+    uint64_t state_bytes;
+  };
+  using namespace model::v1;  // NOLINT(google-build-using-namespace)
+  for (const Form& form : {Form{MASTER_FORM_FLOAT32, STATE_FORMAT_FLOAT32, 4, 8},
+                           Form{MASTER_FORM_SPLIT, STATE_FORMAT_FLOAT32, 2, 8},
+                           Form{MASTER_FORM_SPLIT, STATE_FORMAT_BFLOAT16, 2, 4},
+                           Form{MASTER_FORM_FLOAT32, STATE_FORMAT_INT8, 4, 2},
+                           Form{MASTER_FORM_SPLIT, STATE_FORMAT_INT8, 2, 2},
+                           Form{MASTER_FORM_NONE, STATE_FORMAT_BFLOAT16, 0, 4}}) {
+    EngineConfig config = Config(2);
+    config.set_master_form(form.master);
+    config.set_state_format(form.states);
+    const auto plan = PartitionPlan::Create(layout, config, 1, 1);
+    ASSERT_TRUE(plan.ok());
+    EXPECT_EQ(plan->totals().master, form.master_bytes * share);
+    const uint64_t scales = form.states == STATE_FORMAT_INT8 ? 2 * share / 256 * 4 : 0;
+    EXPECT_EQ(plan->totals().state[0] + plan->totals().state[1], form.state_bytes * share + scales);
+  }
+}
+
+TEST(PartitionPlanTest, StageZeroKeepsWholeMastersInTheFormOfSplitOnes) {
+  const Layout layout = MakeLayout({1 << 20}, DType::kBfloat16, 2);
+  model::v1::EngineConfig config = Config(0);
+  config.set_master_form(model::v1::MASTER_FORM_SPLIT);
+  const auto plan = PartitionPlan::Create(layout, config, 0, 1);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->totals().master, 4u << 20);
+  EXPECT_TRUE(plan->unit(0).canonical);
+  config.set_master_form(model::v1::MASTER_FORM_NONE);
+  EXPECT_EQ(PartitionPlan::Create(layout, config, 0, 1).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(PartitionPlanTest, BlocksAreWhatAGrainAndAParameterShare) {
+  std::vector<ParameterSpec> parameters;
+  for (const uint64_t size : {uint64_t{300}, uint64_t{0}, uint64_t{5}, uint64_t{1000}}) {
+    parameters.push_back({.name = absl::StrCat("p", parameters.size()),
+                          .shape = {size},
+                          .dtype = DType::kBfloat16,
+                          .module = "m"});
+  }
+  const Layout layout = *Layout::Create(parameters, 1);
+  ASSERT_EQ(layout.units().size(), 1u);
+  const BlockTable table = MakeBlockTable(layout, 0);
+  for (uint64_t grain = 0; grain <= layout.units()[0].grains; ++grain) {
+    EXPECT_EQ(table.first[grain], FirstBlock(layout, 0, grain)) << grain;
+  }
+  // Every element's block lies among those of its grain, and no block has two parameters.
+  std::map<uint64_t, uint32_t> owner;
+  for (uint32_t position = 0; position < parameters.size(); ++position) {
+    const ParameterPlace& place = layout.place(layout.units()[0].parameters[position]);
+    for (uint64_t e = place.offset; e < place.offset + place.elements; ++e) {
+      const uint64_t block = e / kGrainElements + table.shift[position];
+      EXPECT_GE(block, table.first[e / kGrainElements]);
+      EXPECT_LT(block, table.first[e / kGrainElements + 1]);
+      EXPECT_EQ(owner.try_emplace(block, position).first->second, position);
+    }
+  }
+}
+
 TEST(PartitionPlanTest, PartsOfTheRegionDoNotOverlap) {
   const Layout layout = MakeLayout({5, 7, 0, 1, 40000, 70000}, DType::kBfloat16, 3);
   model::v1::EngineConfig config = Config(3);
   config.set_window(model::v1::WINDOW_COPY);
+  config.set_master_form(model::v1::MASTER_FORM_SPLIT);
+  config.set_state_format(model::v1::STATE_FORMAT_INT8);
   for (uint32_t worker = 0; worker < 3; ++worker) {
     const auto plan = PartitionPlan::Create(layout, config, worker, 2);
     ASSERT_TRUE(plan.ok());
@@ -69,8 +140,9 @@ TEST(PartitionPlanTest, PartsOfTheRegionDoNotOverlap) {
         if (bytes > 0) parts.insert({offset, offset + bytes});
       };
       add(unit.accumulator, unit.slice.elements() * 4);
-      add(unit.master, unit.slice.elements() * 4);
-      for (uint64_t state : unit.state) add(state, unit.slice.elements() * 4);
+      add(unit.master, unit.slice.elements() * 2);
+      for (uint64_t state : unit.state) add(state, unit.slice.elements());
+      for (uint64_t scales : unit.scales) add(scales, unit.blocks * 4);
       add(unit.shard_data, unit.shard.elements() * 2);
     }
     uint64_t end = sizeof(PartitionHeader);
