@@ -192,10 +192,10 @@ absl::Status CheckpointReader::OpenShards(int dir_fd) {
 }
 
 absl::Status CheckpointReader::Read(uint32_t unit, GrainRange grains, std::string_view kind,
-                                    DType dtype, std::span<std::byte> out) {
+                                    RecordType type, std::span<std::byte> out) {
   const bool inside = unit < layout_.units().size() && grains.begin <= grains.end &&
                       grains.end <= layout_.units()[unit].grains;
-  if (!inside || out.size() != grains.elements() * SizeOf(dtype)) {
+  if (!inside || out.size() != grains.size() * type.grain_bytes()) {
     return absl::InvalidArgumentError(absl::StrCat("grains [", grains.begin, ", ", grains.end,
                                                    ") of unit ", unit, " into ", out.size(),
                                                    " bytes"));
@@ -203,14 +203,14 @@ absl::Status CheckpointReader::Read(uint32_t unit, GrainRange grains, std::strin
   ZS_ASSIGN_OR_RETURN(const std::span<const RecordPlace> places, map_.Cover(unit, kind, grains));
   for (const RecordPlace& place : places) {
     const ShardRecord& record = place.record;
-    if (record.dtype != dtype) {
+    if (!(record.type == type)) {
       return absl::InvalidArgumentError(absl::StrCat(Abs(kind), " of unit ", unit, " was saved as ",
-                                                     Abs(DTypeName(record.dtype)),
-                                                     ", it is wanted as ", Abs(DTypeName(dtype))));
+                                                     Abs(record.type.name()), ", it is wanted as ",
+                                                     Abs(type.name())));
     }
     const GrainRange part = {std::max(grains.begin, record.grains.begin),
                              std::min(grains.end, record.grains.end)};
-    const uint64_t grain_bytes = kGrainElements * SizeOf(dtype);
+    const uint64_t grain_bytes = type.grain_bytes();
     ZS_RETURN_IF_ERROR(ReadPart(
         place, part,
         out.subspan((part.begin - grains.begin) * grain_bytes, part.size() * grain_bytes)));
@@ -229,7 +229,7 @@ absl::Status CheckpointReader::ReadPart(const RecordPlace& place, GrainRange par
     ZS_RETURN_IF_ERROR(shard.Read(record, held_bytes_));
     held_ = &place;
   }
-  const uint64_t grain_bytes = kGrainElements * SizeOf(record.dtype);
+  const uint64_t grain_bytes = record.type.grain_bytes();
   std::memcpy(out.data(), held_bytes_.data() + (part.begin - record.grains.begin) * grain_bytes,
               out.size());
   return absl::OkStatus();

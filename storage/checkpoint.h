@@ -17,7 +17,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/dtype.h"
 #include "base/unique_fd.h"
 #include "proto/records.pb.h"
 #include "storage/layout.h"
@@ -69,11 +68,15 @@ class CheckpointReader {
   // Kinds of state that are there, sorted.
   std::vector<std::string> kinds() const { return map_.Kinds(); }
   bool Has(uint32_t unit, std::string_view kind) const { return !map_.Find(unit, kind).empty(); }
+  // What is there of a kind that Has.
+  RecordType TypeOf(uint32_t unit, std::string_view kind) const {
+    return map_.Find(unit, kind).front().record.type;
+  }
 
   // Reads the elements of `grains`, from whichever shards hold them. NotFound when the checkpoint
   // holds nothing of the kind for this unit; InvalidArgument when `out` has another size, or the
   // state another data type, than asked for. On error `out` holds garbage.
-  absl::Status Read(uint32_t unit, GrainRange grains, std::string_view kind, DType dtype,
+  absl::Status Read(uint32_t unit, GrainRange grains, std::string_view kind, RecordType type,
                     std::span<std::byte> out);
 
   // Reads and verifies all that is there.

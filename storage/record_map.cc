@@ -44,7 +44,7 @@ absl::Status RecordMap::Seal() {
           return absl::DataLossError(
               absl::StrCat(Describe(unit, kind, record.grains), " are stored twice"));
         }
-        if (record.dtype != places[0].record.dtype) {
+        if (!(record.type == places[0].record.type)) {
           return absl::DataLossError(absl::StrCat(Describe(unit, kind, record.grains),
                                                   " have another data type than others"));
         }

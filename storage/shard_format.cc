@@ -51,7 +51,7 @@ absl::Status CheckVersion(uint32_t version, const std::string& path) {
 ShardRecord DecodeEntry(std::string_view entry) {
   ShardRecord record;
   record.unit = IntegerAt<uint32_t>(entry, 0);
-  record.dtype = static_cast<DType>(IntegerAt<uint32_t>(entry, 4) & 0xFF);
+  record.type = RecordType::FromNumber(IntegerAt<uint32_t>(entry, 4) & 0xFF);
   const std::string_view kind = entry.substr(8, kKindField);
   record.kind = kind.substr(0, kind.find('\0'));
   const uint64_t first = IntegerAt<uint64_t>(entry, 40);
@@ -64,13 +64,12 @@ ShardRecord DecodeEntry(std::string_view entry) {
 
 // Whether an entry is one that a writer could have made.
 bool IsSane(std::string_view entry, const ShardRecord& record, uint64_t index_offset) {
-  const uint32_t dtype = IntegerAt<uint32_t>(entry, 4);
-  if (dtype > 0xFF || !IsValidDType(static_cast<uint8_t>(dtype))) return false;
+  if (!RecordType::IsValid(IntegerAt<uint32_t>(entry, 4))) return false;
   if (!ValidateKind(record.kind).ok()) return false;
   const uint64_t grains = IntegerAt<uint64_t>(entry, 48);
   if (grains == 0 || grains > kMaxRecordGrains) return false;
   if (record.grains.begin > kMaxElements / kGrainElements) return false;
-  if (record.bytes != grains * kGrainElements * SizeOf(record.dtype)) return false;
+  if (record.bytes != grains * record.type.grain_bytes()) return false;
   return record.offset % kShardAlignment == 0 && record.offset >= kHeaderBytes &&
          record.offset <= index_offset && record.bytes <= index_offset - record.offset;
 }
@@ -115,7 +114,7 @@ std::string EncodeIndex(std::span<const ShardRecord> records) {
   bytes.reserve(records.size() * kEntryBytes);
   for (const ShardRecord& record : records) {
     AppendInteger(bytes, record.unit);
-    AppendInteger(bytes, static_cast<uint32_t>(record.dtype));
+    AppendInteger(bytes, uint32_t{record.type.number()});
     std::string kind = record.kind;
     kind.resize(kKindField, '\0');
     bytes.append(kind);

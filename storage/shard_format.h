@@ -12,8 +12,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/dtype.h"
 #include "storage/layout.h"
+#include "storage/record_type.h"
 
 namespace zeroshard {
 
@@ -37,7 +37,7 @@ struct CheckpointIdentity {
 // A run of grains of one kind of state of one unit, in one place of a file.
 struct ShardRecord {
   uint32_t unit = 0;
-  DType dtype = DType::kFloat32;
+  RecordType type = DType::kFloat32;
   std::string kind;
   GrainRange grains;
   uint64_t offset = 0;

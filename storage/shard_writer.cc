@@ -33,11 +33,11 @@ absl::StatusOr<ShardWriter> ShardWriter::Create(int dir_fd, uint32_t worker,
 }
 
 absl::Status ShardWriter::Append(uint32_t unit, GrainRange grains, std::string_view kind,
-                                 DType dtype, std::span<const std::byte> data) {
+                                 RecordType type, std::span<const std::byte> data) {
   ZS_RETURN_IF_ERROR(status_);
   ZS_RETURN_IF_ERROR(shard_format::ValidateKind(kind));
   const bool ordered = grains.begin <= grains.end && grains.end <= kMaxElements / kGrainElements;
-  if (!ordered || data.size() != grains.elements() * SizeOf(dtype)) {
+  if (!ordered || data.size() != grains.size() * type.grain_bytes()) {
     return absl::InvalidArgumentError(absl::StrCat("grains [", grains.begin, ", ", grains.end,
                                                    ") of unit ", unit, " with ", data.size(),
                                                    " bytes"));
@@ -45,10 +45,10 @@ absl::Status ShardWriter::Append(uint32_t unit, GrainRange grains, std::string_v
   for (uint64_t begin = grains.begin; begin < grains.end; begin += kMaxRecordGrains) {
     ShardRecord record;
     record.unit = unit;
-    record.dtype = dtype;
+    record.type = type;
     record.kind = kind;
     record.grains = {begin, std::min(begin + kMaxRecordGrains, grains.end)};
-    record.bytes = record.grains.elements() * SizeOf(dtype);
+    record.bytes = record.grains.size() * type.grain_bytes();
     status_ = AppendRecord(std::move(record), data.first(record.bytes));
     ZS_RETURN_IF_ERROR(status_);
     data = data.subspan(records_.back().bytes);

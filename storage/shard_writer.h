@@ -16,7 +16,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/dtype.h"
 #include "base/unique_fd.h"
 #include "storage/layout.h"
 #include "storage/shard_format.h"
@@ -33,8 +32,8 @@ class ShardWriter {
 
   // Writes the elements of `grains` of one kind of state of a unit, in records of at most
   // kMaxRecordGrains. An empty range writes nothing. InvalidArgument when the size of `data` is not
-  // grains.elements() * SizeOf(dtype), or for a kind that is not one.
-  absl::Status Append(uint32_t unit, GrainRange grains, std::string_view kind, DType dtype,
+  // grains.size() * type.grain_bytes(), or for a kind that is not one.
+  absl::Status Append(uint32_t unit, GrainRange grains, std::string_view kind, RecordType type,
                       std::span<const std::byte> data);
 
   // Writes the index, syncs, closes. Returns the length of the file.

@@ -19,7 +19,14 @@ HEADER = struct.Struct("<8sIIQQQ")
 ENTRY = struct.Struct("<II32sQQQQQ")
 FOOTER = struct.Struct("<8sQQQQ")
 COMMIT = struct.Struct("<8sIIQQ")
-DTYPES = {0: ("float32", np.float32), 1: ("bfloat16", np.uint16), 2: ("float16", np.float16)}
+# Name, stored type, values a grain of each type of record.
+DTYPES = {
+    0: ("float32", np.float32, 256),
+    1: ("bfloat16", np.uint16, 256),
+    2: ("float16", np.float16, 256),
+    3: ("codes", np.uint8, 256),
+    4: ("scales", np.float32, 16),
+}
 
 
 class BadCheckpoint(Exception):
@@ -88,7 +95,7 @@ class Checkpoint:
                 where = f"unit {unit} {kind}: a gap or overlap at grain {next_grain}"
                 _require(record.first_grain == next_grain, where)
                 next_grain += record.grains
-            stored = dict(DTYPES.values())[dtype]
+            stored = next(stored for name, stored, _ in DTYPES.values() if name == dtype)
             whole[unit, kind] = (dtype, np.frombuffer(b"".join(record.data for record in records), stored))
         return whole
 
@@ -116,8 +123,8 @@ def _read_record(data, entry, path):
     unit, dtype, kind, first, grains, offset, length, checksum = entry
     where = f"{path}: unit {unit} at offset {offset}"
     _require(dtype in DTYPES and offset % PAGE == 0 and offset + length <= len(data), f"{where}: a bad entry")
-    name, stored = DTYPES[dtype]
-    _require(1 <= grains <= 4096 and length == grains * GRAIN * np.dtype(stored).itemsize, f"{where}: a bad length")
+    name, stored, values = DTYPES[dtype]
+    _require(1 <= grains <= 4096 and length == grains * values * np.dtype(stored).itemsize, f"{where}: a bad length")
     _verify(data[offset : offset + length], checksum, where)
     return Record(unit, kind.rstrip(b"\0").decode(), name, first, grains, data[offset : offset + length])
 

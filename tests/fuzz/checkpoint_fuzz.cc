@@ -50,7 +50,7 @@ void CheckIndex(std::string_view bytes) {
   if (!records.ok()) return;
   for (const ShardRecord& record : *records) {
     Require(record.offset + record.bytes <= kIndexOffset);
-    Require(record.bytes == record.grains.elements() * SizeOf(record.dtype));
+    Require(record.bytes == record.grains.size() * record.type.grain_bytes());
   }
   const std::string encoded = shard_format::EncodeIndex(*records);
   Require(shard_format::DecodeIndex(encoded, kIndexOffset, kPath).ok());
