@@ -6,8 +6,7 @@
 #ifndef ZEROSHARD_WORKER_OPTIM_ADAM_H_
 #define ZEROSHARD_WORKER_OPTIM_ADAM_H_
 
-#include "worker/kernel_math.h"
-#include "worker/optim/update_args.h"
+#include "worker/optim/functor.h"
 
 namespace zeroshard {
 
@@ -15,6 +14,8 @@ struct Adam {
   static constexpr const char* kName = "adam";
   static constexpr int kStates = 2;
   static constexpr const char* kStateNames[] = {"exp_avg", "exp_avg_sq"};
+  static constexpr StateMap kStateMaps[] = {StateMap::kSigned, StateMap::kUnsigned};
+  static constexpr uint32_t kParameters = kUsesBetas | kUsesEps;
 
   static ZS_KERNEL_FN void Update(const UpdateArgs& a, float g, float& p, float& m, float& v) {
     g = a.weight_decay != 0.0f ? g + a.weight_decay * p : g;

@@ -7,8 +7,7 @@
 #ifndef ZEROSHARD_WORKER_OPTIM_ADAMW_H_
 #define ZEROSHARD_WORKER_OPTIM_ADAMW_H_
 
-#include "worker/kernel_math.h"
-#include "worker/optim/update_args.h"
+#include "worker/optim/functor.h"
 
 namespace zeroshard {
 
@@ -16,6 +15,8 @@ struct AdamW {
   static constexpr const char* kName = "adamw";
   static constexpr int kStates = 2;
   static constexpr const char* kStateNames[] = {"exp_avg", "exp_avg_sq"};
+  static constexpr StateMap kStateMaps[] = {StateMap::kSigned, StateMap::kUnsigned};
+  static constexpr uint32_t kParameters = kUsesBetas | kUsesEps;
 
   static ZS_KERNEL_FN void Update(const UpdateArgs& a, float g, float& p, float& m, float& v) {
     p = p * a.decay_factor;

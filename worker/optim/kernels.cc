@@ -33,7 +33,8 @@ void ApplyUpdateOn(Isa isa, const UpdatePass& pass, uint64_t begin, uint64_t end
   const int output = a.out == nullptr ? 0 : 1 + static_cast<int>(a.out_dtype);
   const UpdateFn update =
       TableOf(isa).update[static_cast<int>(pass.kind)][static_cast<int>(a.grad_dtype)][output];
-  const KernelArrays arrays = {a.grad, a.param, {a.state[0], a.state[1]}, a.out};
+  const KernelArrays arrays = {
+      a.grad, a.param, {static_cast<float*>(a.state[0]), static_cast<float*>(a.state[1])}, a.out};
   auto segment =
       std::upper_bound(pass.segments.begin(), pass.segments.end(), begin,
                        [](uint64_t element, const UpdateSegment& s) { return element < s.end; });

@@ -2,16 +2,17 @@
 // parameter out, each byte of memory touched once.
 //
 // For each element, in fp32 (every operation rounded once, no fma):
-//   g = float(grad[i]) * grad_scale                    widening exact, one multiplication
-//   Functor::Update(args, g, param[i], state[..][i])   worker/optim/{adamw,adam,sgd}.h
-//   out[i] = round_to_nearest_even(param[i])           when out is given
+//   g = float(grad[i]) * grad_scale             widening exact, one multiplication
+//   Functor::Update(args, g, master, states)    worker/optim/{adamw,adam,sgd,adagrad,lion}.h
+//   master and states stored in their formats; the parameter in the compute dtype written
 // where grad_scale = float(clip_factor / (loss_scale * count)) is part of the step's decision, made
 // once. NaNs are stored in one canonical form. So all instruction sets, and any cutting of the
-// range, give the same bits.
+// range, give the same bits. docs/numerics.md describes the formats.
 //
-// Called from any thread. The arrays do not overlap and share one index space. The pass changes
-// param and states in place: run it under the undo record (worker/protected_pass.h) to survive a
-// kill. grad is only read; out may be written again by a redo.
+// Called from any thread. The arrays do not overlap and share one index space: every pointer is
+// that of the unit's element 0 (or block 0) and is used only for the elements of the pass. The pass
+// changes master and states in place: run it under the undo record (worker/protected_pass.h) to
+// survive a kill. grad is only read; out may be written again by a redo.
 #ifndef ZEROSHARD_WORKER_OPTIM_KERNELS_H_
 #define ZEROSHARD_WORKER_OPTIM_KERNELS_H_
 
@@ -21,25 +22,49 @@
 #include "absl/types/span.h"
 #include "base/dtype.h"
 #include "device/cpu/isa.h"
+#include "storage/state_format.h"
 #include "worker/optim/registry.h"
 #include "worker/optim/update_args.h"
 
 namespace zeroshard {
 
+// Where the fp32 value that the optimizer updates lies.
+enum class MasterKind : uint8_t {
+  kFloat32,           // param: an fp32 array
+  kFloat32Canonical,  // param: an fp32 array, values in the split's canonical form
+  kSplit,             // high: the bf16 parameter, low: the bits that it lacks
+  kStochastic,        // high: the bf16 parameter alone, rounded stochastically
+};
+
+// Elements that share one scale of an 8-bit state, counted from the unit's start; a parameter's end
+// ends a block, too.
+inline constexpr uint64_t kStateBlock = 256;
+
 struct UpdateArrays {
   const void* grad = nullptr;
   DType grad_dtype = DType::kFloat32;
-  float* param = nullptr;             // the fp32 master, or the fp32 parameter itself
-  float* state[kMaxStateSlots] = {};  // as many as the optimizer's state_slots
-  void* out = nullptr;                // the parameter in the compute dtype; null: none
+  MasterKind master = MasterKind::kFloat32;
+  float* param = nullptr;    // kFloat32, kFloat32Canonical
+  uint16_t* high = nullptr;  // kSplit, kStochastic
+  uint16_t* low = nullptr;   // kSplit
+  StateFormat state_format = StateFormat::kFloat32;
+  // As many as the optimizer's state_slots: float, bf16 (uint16_t) or codes (uint8_t).
+  void* state[kMaxStateSlots] = {};
+  float* absmax[kMaxStateSlots] = {};  // kInt8: the blocks' scales
+  // kFloat32, kFloat32Canonical: the parameter in the compute dtype; null: none. The canonical
+  // form goes with bf16.
+  void* out = nullptr;
   DType out_dtype = DType::kFloat32;
 };
 
-// A run of elements with the same arguments, in the index space of the arrays.
+// A run of elements with the same arguments, in the index space of the arrays. With 8-bit states it
+// is a whole parameter (or the part of one that lies in the slice), whose block of element e has
+// the scale absmax[e / kStateBlock + block_shift].
 struct UpdateSegment {
   uint64_t begin = 0;
   uint64_t end = 0;
   uint32_t args = 0;  // index into the list of UpdateArgs
+  uint32_t block_shift = 0;
 };
 
 // One step of an optimizer over any part of a slice.
@@ -50,9 +75,11 @@ struct UpdatePass {
   absl::Span<const UpdateSegment> segments = {};
   absl::Span<const UpdateArgs> args = {};
   float grad_scale = 1.0f;
+  uint64_t random_key = 0;  // kStochastic: RandomKey(seed, step, unit) of random_key.h
 };
 
-// Updates the elements of [begin, end) that lie in a segment.
+// Updates the elements of [begin, end) that lie in a segment. With 8-bit states begin and end are
+// multiples of kStateBlock, or do not lie inside a segment.
 void ApplyUpdate(const UpdatePass& pass, uint64_t begin, uint64_t end);
 
 // The same on a chosen instruction set, for tests; `isa` must be supported.

@@ -1,6 +1,7 @@
 // The list of optimizers, for the kernel files and the registry. To add one: a header with a
-// functor like those beside this file, a line in ZS_FOR_EACH_OPTIMIZER, and a value of
-// OptimizerKind (never reused: checkpoints store it).
+// functor like those beside this file, its include here, and a line at the end of
+// ZS_FOR_EACH_OPTIMIZER (docs/numerics.md shows one whole). The line's place is the value of the
+// OptimizerKind, which checkpoints store: lines are never moved or taken out.
 //
 // Kernel files include this and compile per instruction set, so nothing of the standard library
 // comes in here.
@@ -9,22 +10,29 @@
 
 #include <cstdint>
 
+#include "worker/optim/adagrad.h"
 #include "worker/optim/adam.h"
 #include "worker/optim/adamw.h"
+#include "worker/optim/lion.h"
 #include "worker/optim/sgd.h"
 
 #define ZS_FOR_EACH_OPTIMIZER(X) \
   X(kAdamW, AdamW)               \
   X(kAdam, Adam)                 \
   X(kSgd, Sgd)                   \
-  X(kSgdMomentum, SgdMomentum)
+  X(kSgdMomentum, SgdMomentum)   \
+  X(kAdagrad, Adagrad)           \
+  X(kLion, Lion)
 
 namespace zeroshard {
 
-enum class OptimizerKind : uint8_t { kAdamW = 0, kAdam = 1, kSgd = 2, kSgdMomentum = 3 };
+#define ZS_OPTIMIZER_VALUE(kind, functor) kind,
+enum class OptimizerKind : uint8_t { ZS_FOR_EACH_OPTIMIZER(ZS_OPTIMIZER_VALUE) };
+#undef ZS_OPTIMIZER_VALUE
 
-inline constexpr int kOptimizerKinds = 4;
-inline constexpr int kMaxStateSlots = 2;
+#define ZS_OPTIMIZER_COUNT(kind, functor) +1
+inline constexpr int kOptimizerKinds = ZS_FOR_EACH_OPTIMIZER(ZS_OPTIMIZER_COUNT);
+#undef ZS_OPTIMIZER_COUNT
 
 }  // namespace zeroshard
 

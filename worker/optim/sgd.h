@@ -9,8 +9,7 @@
 #ifndef ZEROSHARD_WORKER_OPTIM_SGD_H_
 #define ZEROSHARD_WORKER_OPTIM_SGD_H_
 
-#include "worker/kernel_math.h"
-#include "worker/optim/update_args.h"
+#include "worker/optim/functor.h"
 
 namespace zeroshard {
 
@@ -18,6 +17,8 @@ struct Sgd {
   static constexpr const char* kName = "sgd";
   static constexpr int kStates = 0;
   static constexpr const char* kStateNames[] = {""};
+  static constexpr StateMap kStateMaps[] = {StateMap::kNone};
+  static constexpr uint32_t kParameters = 0;
 
   static ZS_KERNEL_FN void Update(const UpdateArgs& a, float g, float& p, float&, float&) {
     g = a.weight_decay != 0.0f ? g + a.weight_decay * p : g;
@@ -29,6 +30,8 @@ struct SgdMomentum {
   static constexpr const char* kName = "sgd_momentum";
   static constexpr int kStates = 1;
   static constexpr const char* kStateNames[] = {"momentum_buffer"};
+  static constexpr StateMap kStateMaps[] = {StateMap::kSigned};
+  static constexpr uint32_t kParameters = kUsesMomentum;
 
   static ZS_KERNEL_FN void Update(const UpdateArgs& a, float g, float& p, float& b, float&) {
     g = a.weight_decay != 0.0f ? g + a.weight_decay * p : g;

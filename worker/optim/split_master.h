@@ -1,0 +1,55 @@
+// The split form of an fp32 master: a bf16 parameter, which is the master rounded to nearest even,
+// and 16 low bits beside it.
+//
+// Rounding alone would lose the ties: of a low half of exactly 0x8000 nobody can tell which way it
+// went. So such a value is first moved by one unit in the last place (2^-23 of it) to the side to
+// which it rounds, and a NaN becomes 0x7fc00000. That is the canonical form of an fp32 value; a
+// canonical value is split and joined again without loss. Infinities, zeros of both signs and
+// denormals are canonical as they are.
+//
+// The functions over arrays are for puts and checkpoints; the kernels use the ones of one element.
+// Pure; the ranges do not overlap.
+#ifndef ZEROSHARD_WORKER_OPTIM_SPLIT_MASTER_H_
+#define ZEROSHARD_WORKER_OPTIM_SPLIT_MASTER_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "worker/kernel_math.h"
+
+namespace zeroshard {
+namespace kernel {
+
+ZS_KERNEL_FN float CanonicalMaster(float value) {
+  const uint32_t bits = BitsOf(value);
+  const uint32_t rounds_up = (bits >> 16) & 1u;
+  const uint32_t nudged = bits + 2u * rounds_up - 1u;
+  const uint32_t tied = (bits & 0xffffu) == 0x8000u ? nudged : bits;
+  return FloatOf(value != value ? 0x7fc00000u : tied);
+}
+
+// `canonical` as CanonicalMaster gives it.
+ZS_KERNEL_FN uint16_t HighHalf(float canonical) {
+  return static_cast<uint16_t>((BitsOf(canonical) + 0x8000u) >> 16);
+}
+ZS_KERNEL_FN uint16_t LowHalf(float canonical) { return static_cast<uint16_t>(BitsOf(canonical)); }
+
+ZS_KERNEL_FN float JoinedMaster(uint16_t high, uint16_t low) {
+  const uint32_t bits = static_cast<uint32_t>(high) << 16 | low;
+  return FloatOf(bits - (low > 0x8000u ? 0x10000u : 0u));
+}
+
+}  // namespace kernel
+
+// values -> the two halves of their canonical form.
+void SplitMaster(const float* values, size_t n, uint16_t* high, uint16_t* low);
+
+// The exact values that the halves stand for.
+void JoinMaster(const uint16_t* high, const uint16_t* low, size_t n, float* values);
+
+// Brings values into canonical form.
+void CanonicalMaster(float* values, size_t n);
+
+}  // namespace zeroshard
+
+#endif  // ZEROSHARD_WORKER_OPTIM_SPLIT_MASTER_H_
