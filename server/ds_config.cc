@@ -43,6 +43,7 @@ absl::StatusOr<DsConfig> ParseDsConfig(std::string_view text, const ClientValues
   ApplyClientValues(client, root, marks, findings);
   Settings settings = ReadSettings(root, marks, findings);
   FillDefaults(settings, findings);
+  SettleStateForms(settings, findings);
   CheckRules(settings, findings);
   ZS_RETURN_IF_ERROR(findings.ToStatus());
   DsConfig config = BuildDsConfig(settings);

@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/dtype.h"
+#include "storage/state_format.h"
 
 // A job's settings, read from a DeepSpeed ds_config.json as DeepSpeed 0.19.6 reads it.
 //
@@ -25,8 +26,9 @@
 
 namespace zeroshard {
 
-enum class OptimizerKind : std::uint8_t { kAdamW, kAdam, kSgd };  // kAdam: L2 weight decay
-enum class OffloadDevice : std::uint8_t { kNone, kCpu };          // both are the host tier
+// kAdam: L2 weight decay.
+enum class OptimizerKind : std::uint8_t { kAdamW, kAdam, kSgd, kAdagrad, kLion };
+enum class OffloadDevice : std::uint8_t { kNone, kCpu };  // both are the host tier
 enum class ReductionOrder : std::uint8_t { kDefault, kRanksFirst };
 enum class TransportChoice : std::uint8_t { kAuto, kShm, kGloo };
 enum class WindowChoice : std::uint8_t { kAuto, kInPlace, kCopy };
@@ -127,6 +129,7 @@ struct ZeroShardConfig {
   std::string compat_version;
   std::int64_t ranks_per_group = 0;  // 0: the ranks of a node
   std::int64_t user_state_bytes = 0;
+  std::int64_t rounding_seed = 0;
 };
 
 enum class ValueOrigin : std::uint8_t { kDefault, kFile, kClient, kAlias, kCompat };
@@ -144,6 +147,8 @@ struct DsConfig {
   ZeroConfig zero;
   DType compute_dtype = DType::kFloat32;
   DType grad_accum_dtype = DType::kFloat32;
+  MasterForm master_form = MasterForm::kFloat32;
+  StateFormat state_format = StateFormat::kFloat32;
   bool check_grad_overflow = true;  // bf16: skip a step whose gradient is not finite
   OptimizerConfig optimizer;
   SchedulerConfig scheduler;

@@ -4,7 +4,7 @@
 #include "server/hjson_text.h"
 #include "server/text.h"
 
-// Step 6: from checked settings to the plain structure.
+// Step 7: from checked settings to the plain structure.
 
 namespace zeroshard {
 namespace {
@@ -51,18 +51,28 @@ OptimizerConfig BuildOptimizer(const Settings& settings) {
   };
   optimizer.lr = number("lr");
   optimizer.weight_decay = number("weight_decay");
-  if (settings.optimizer->type == "SGD") {
+  const std::string_view type = settings.optimizer->type;
+  if (type == "SGD") {
     optimizer.kind = OptimizerKind::kSgd;
     optimizer.momentum = number("momentum");
     optimizer.dampening = number("dampening");
     optimizer.nesterov = settings.Bool("optimizer.params.nesterov");
     return optimizer;
   }
-  const bool decoupled =
-      settings.optimizer->type == "AdamW" || settings.Bool("optimizer.params.adam_w_mode");
-  optimizer.kind = decoupled ? OptimizerKind::kAdamW : OptimizerKind::kAdam;
-  optimizer.eps = number("eps");
-  optimizer.bias_correction = settings.Bool("optimizer.params.bias_correction");
+  if (type == "Adagrad") {
+    optimizer.kind = OptimizerKind::kAdagrad;
+    optimizer.eps = number("eps");
+    return optimizer;
+  }
+  if (type == "Lion") {
+    optimizer.kind = OptimizerKind::kLion;
+  } else {
+    const bool decoupled =
+        type.starts_with("AdamW") || settings.Bool("optimizer.params.adam_w_mode");
+    optimizer.kind = decoupled ? OptimizerKind::kAdamW : OptimizerKind::kAdam;
+    optimizer.eps = number("eps");
+    optimizer.bias_correction = settings.Bool("optimizer.params.bias_correction");
+  }
   if (const Setting* betas = settings.Find("optimizer.params.betas");
       betas != nullptr && betas->value.items.size() == 2) {
     optimizer.beta1 = NumberValue(betas->value.items[0].text).value_or(optimizer.beta1);
@@ -133,6 +143,16 @@ ActivationCheckpointingConfig BuildActivations(const Settings& settings) {
           .profile = flag("profile")};
 }
 
+MasterForm BuildMasterForm(std::string_view name) {
+  if (name == "split") return MasterForm::kSplit;
+  return name == "none" ? MasterForm::kNone : MasterForm::kFloat32;
+}
+
+StateFormat BuildStateFormat(std::string_view name) {
+  if (name == "bf16") return StateFormat::kBfloat16;
+  return name == "int8" ? StateFormat::kInt8 : StateFormat::kFloat32;
+}
+
 ZeroShardConfig BuildOwn(const Settings& settings) {
   ZeroShardConfig own;
   if (settings.Text("zeroshard.reduction_order") == "ranks_first") {
@@ -147,6 +167,7 @@ ZeroShardConfig BuildOwn(const Settings& settings) {
   own.compat_version = settings.Text("zeroshard.compat_version");
   own.ranks_per_group = settings.Int("zeroshard.ranks_per_group");
   own.user_state_bytes = settings.Int("zeroshard.user_state_bytes");
+  own.rounding_seed = settings.Int("zeroshard.rounding_seed");
   return own;
 }
 
@@ -158,6 +179,8 @@ DsConfig BuildDsConfig(const Settings& settings) {
   if (settings.Bool("bf16.enabled")) config.compute_dtype = DType::kBfloat16;
   if (settings.Bool("fp16.enabled")) config.compute_dtype = DType::kFloat16;
   config.grad_accum_dtype = ShortDType(settings.Text("data_types.grad_accum_dtype"));
+  config.master_form = BuildMasterForm(settings.Text("zeroshard.master"));
+  config.state_format = BuildStateFormat(settings.Text("zeroshard.optimizer_states"));
   config.check_grad_overflow = settings.Bool("bf16.check_grad_overflow");
   config.optimizer = BuildOptimizer(settings);
   config.scheduler = BuildScheduler(settings);

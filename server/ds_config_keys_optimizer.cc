@@ -28,6 +28,9 @@ constexpr KeySpec Flag(std::string_view path, std::string_view value, KeyStatus 
   return {path, kBool, value, status, note, 0, 0, kStrict};
 }
 
+constexpr KeySpec kFp32States = Flag("optimizer.params.fp32_optimizer_states", "true", kHonoured,
+                                     "false in a bf16 job: zeroshard.optimizer_states bf16");
+
 constexpr std::array kAdam = std::to_array<KeySpec>({
     Rate("optimizer.params.lr", "0.001", ""),
     {"optimizer.params.betas", kFloatPair, "[0.9, 0.999]", kHonoured, "", 0, 1, kStrict},
@@ -38,8 +41,37 @@ constexpr std::array kAdam = std::to_array<KeySpec>({
     Flag("optimizer.params.adam_w_mode", "true", kHonoured,
          "false with Adam: weight decay is added to the gradient (L2)"),
     Flag("optimizer.params.torch_adam", "false", kNoEffect, kOwnKernel),
-    Flag("optimizer.params.fp32_optimizer_states", "true", kRefused,
-         "optimizer states are fp32 in this build"),
+    kFp32States,
+    kMaxGradNorm,
+});
+
+// States are codes of 8 bits with a scale a block of 256 elements.
+constexpr std::array kAdam8bit = std::to_array<KeySpec>({
+    Rate("optimizer.params.lr", "0.001", ""),
+    {"optimizer.params.betas", kFloatPair, "[0.9, 0.999]", kHonoured, "", 0, 1, kStrict},
+    Rate("optimizer.params.eps", "1e-08", ""),
+    Rate("optimizer.params.weight_decay", "0", "bitsandbytes' own default for AdamW8bit is 0.01"),
+    Flag("optimizer.params.bias_correction", "true", kHonoured, ""),
+    kAmsgrad,
+    Flag("optimizer.params.adam_w_mode", "true", kHonoured,
+         "false with Adam8bit: weight decay is added to the gradient (L2)"),
+    kMaxGradNorm,
+});
+
+constexpr std::array kAdagrad = std::to_array<KeySpec>({
+    Rate("optimizer.params.lr", "0.01", ""),
+    Rate("optimizer.params.eps", "1e-10", ""),
+    Rate("optimizer.params.weight_decay", "0", "L2, as in torch.optim.Adagrad"),
+    kAmsgrad,
+    kFp32States,
+    kMaxGradNorm,
+});
+
+constexpr std::array kLion = std::to_array<KeySpec>({
+    Rate("optimizer.params.lr", "0.001", ""),
+    {"optimizer.params.betas", kFloatPair, "[0.9, 0.999]", kHonoured, "", 0, 1, kStrict},
+    Rate("optimizer.params.weight_decay", "0", "decoupled"),
+    kFp32States,
     kMaxGradNorm,
 });
 
@@ -60,11 +92,14 @@ constexpr std::array kOptimizers = std::to_array<VariantSpec>({
     {"Adam", kAdam},
     {"AdamW", kAdam},
     {"SGD", kSgd},
+    {"Adagrad", kAdagrad},
+    {"Lion", kLion},
+    {"AdamW8bit", kAdam8bit},
+    {"Adam8bit", kAdam8bit},
 });
 
-constexpr std::string_view kNotHere[] = {"adagrad",     "lamb",   "onebitadam", "onebitlamb",
-                                         "zerooneadam", "muadam", "muadamw",    "musgd",
-                                         "lion",        "muon"};
+constexpr std::string_view kNotHere[] = {"lamb",   "onebitadam", "onebitlamb", "zerooneadam",
+                                         "muadam", "muadamw",    "musgd",      "muon"};
 
 constexpr KeySpec Steps(std::string_view path, std::string_view value, double min) {
   return {path, kInt, value, kHonoured, "", min, kCount, kStrict | kTrainer};

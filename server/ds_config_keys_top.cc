@@ -19,7 +19,7 @@ constexpr std::string_view kSums =
     "gradients are summed in fp32 in one fixed order, whatever the way they travel";
 constexpr std::string_view kPrinting = "the daemon's metrics show it at all times";
 constexpr std::string_view kScript = "it is the training script's matter";
-constexpr std::string_view kMaster = "master weights and optimizer states are fp32 in this build";
+constexpr std::string_view kMaster = "fp16 parameters are updated through an fp32 master only";
 constexpr std::string_view kParallel = "this build shards over data-parallel ranks only";
 
 constexpr std::array kTopTable = std::to_array<KeySpec>({
@@ -65,7 +65,8 @@ constexpr std::array kTopTable = std::to_array<KeySpec>({
     {"use_data_before_expert_parallelism", kBool, "false", kNoEffect, kParallel, 0, 0, kStrict},
     {"optimizer", kBlock, "", kHonoured, "absent: the client's, or a job without updates", 0, 0,
      kNullable, "", "", UnknownKeys::kIgnore},
-    {"optimizer.type", kText, "null", kHonoured, "Adam, AdamW (any case) or SGD", 0, 0, kNullable},
+    {"optimizer.type", kText, "null", kHonoured,
+     "Adam, AdamW, Adagrad, Lion, AdamW8bit, Adam8bit (any case) or SGD", 0, 0, kNullable},
     {"optimizer.params", kBlock, "", kHonoured, "by type, below", 0, 0, kNullable, "", "",
      UnknownKeys::kOpaque},
     {"optimizer.legacy_fusion", kBool, "false", kNoEffect, "the workers' own optimizer is used", 0,
@@ -93,6 +94,15 @@ constexpr std::array kTopTable = std::to_array<KeySpec>({
      "ranks summed in one tree before groups are; 0: the ranks of a node", 0, 1 << 20, kStrict},
     {"zeroshard.user_state_bytes", kInt, "1048576", kHonoured,
      "room for what a rank keeps with each step", 0, 1 << 30, kStrict},
+    {"zeroshard.master", kText, "\"auto\"", kHonoured,
+     "how bf16 parameters are held for the update: fp32 a copy of 32 bits; split the missing 16 "
+     "bits beside the parameter; none the parameter alone, rounded stochastically (stages 1 to 3)",
+     0, 0, kAutoValue, "auto|fp32|split|none"},
+    {"zeroshard.optimizer_states", kText, "\"auto\"", kHonoured,
+     "auto: what optimizer.type and DeepSpeed's keys say, else fp32", 0, 0, kAutoValue,
+     "auto|fp32|bf16|int8"},
+    {"zeroshard.rounding_seed", kInt, "0", kHonoured, "of stochastic rounding (master none)", 0,
+     kCount, kStrict},
 });
 
 constexpr std::array kPrecisionTable = std::to_array<KeySpec>({
@@ -123,8 +133,11 @@ constexpr std::array kPrecisionTable = std::to_array<KeySpec>({
      "a step with a gradient that is not finite is skipped (default false before DeepSpeed "
      "0.19.3)"},
     {"bf16.check_overflow", kBool, "", kRefused, "it is called check_grad_overflow"},
-    {"bf16.bf16_master_weights_and_grads", kBool, "false", kRefused, kMaster},
-    {"bf16.bf16_optimizer_states", kBool, "false", kRefused, kMaster},
+    {"bf16.bf16_master_weights_and_grads", kBool, "false", kHonoured,
+     "zeroshard.master none and, unless data_types.grad_accum_dtype says otherwise, bf16 gradient "
+     "accumulators"},
+    {"bf16.bf16_optimizer_states", kBool, "false", kHonoured,
+     "zeroshard.optimizer_states bf16; needs bf16_master_weights_and_grads"},
     {"data_types", kBlock, "", kHonoured, "", 0, 0, kNullable, "", "", UnknownKeys::kIgnore},
     {"data_types.grad_accum_dtype", kText, "null", kHonoured, "null is fp32", 0, 0, kNullable,
      "fp32|fp16|bf16"},

@@ -189,7 +189,15 @@ void Reader::RefuseOptimizer(const JsonValue& type) {
   if (std::find(others.begin(), others.end(), std::string_view(lower)) != others.end()) {
     why = "is not in this build";
   }
-  std::string advice = "known are Adam, AdamW and SGD";
+  std::string advice = "known are ";
+  const auto known = OptimizerVariants();
+  for (const VariantSpec& variant : known) {
+    if (&variant == &known.back())
+      advice += " and ";
+    else if (&variant != &known.front())
+      advice += ", ";
+    advice += variant.type;
+  }
   if (lower == "sgd") advice = "write SGD (PyTorch's names keep their capitals)";
   findings_.Error(type.at,
                   Concat("optimizer.type ", Shorten(RenderJson(type), 80), " ", why, "; ", advice));

@@ -3,7 +3,7 @@
 #include "server/ds_config_settings.h"
 #include "server/text.h"
 
-// Step 5: what DeepSpeed asserts between keys, what would divide by zero or never end later, and
+// Step 6: what DeepSpeed asserts between keys, what would divide by zero or never end later, and
 // settings that another setting makes idle.
 
 namespace zeroshard {

@@ -91,9 +91,11 @@ void ApplyClientValues(const ClientValues& client, JsonValue& root, Marks& marks
 Settings ReadSettings(const JsonValue& root, const Marks& marks, Findings& findings);
 // Step 4: fills in DeepSpeed's defaults, those of the version that zeroshard.compat_version names.
 void FillDefaults(Settings& settings, Findings& findings);
-// Step 5: rules between keys.
+// Step 5: one value each for the form of master parameters and optimizer states.
+void SettleStateForms(Settings& settings, Findings& findings);
+// Step 6: rules between keys.
 void CheckRules(const Settings& settings, Findings& findings);
-// Step 6: the plain structure. `settings` has passed all checks.
+// Step 7: the plain structure. `settings` has passed all checks.
 DsConfig BuildDsConfig(const Settings& settings);
 void AppendResolvedValues(const Settings& settings, DsConfig& config);
 

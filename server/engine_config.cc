@@ -10,6 +10,11 @@
 namespace zeroshard {
 namespace {
 
+static_assert(model::v1::STATE_FORMAT_BFLOAT16 == static_cast<int>(StateFormat::kBfloat16) &&
+              model::v1::STATE_FORMAT_INT8 == static_cast<int>(StateFormat::kInt8) &&
+              model::v1::MASTER_FORM_SPLIT == static_cast<int>(MasterForm::kSplit) &&
+              model::v1::MASTER_FORM_NONE == static_cast<int>(MasterForm::kNone));
+
 bool AnyTrainable(const model::v1::Manifest& manifest) {
   return std::any_of(manifest.parameters().begin(), manifest.parameters().end(),
                      [](const auto& parameter) { return parameter.trainable(); });
@@ -29,7 +34,8 @@ absl::Status SetOptimizer(const PlanInput& input, model::v1::EngineConfig& engin
   if (!input.config.optimizer.given) {
     return absl::InvalidArgumentError(
         "the manifest has trainable parameters but neither the config's `optimizer` block nor the "
-        "client names an optimizer; give one of AdamW, Adam, SGD, or attach with forward_only");
+        "client names an optimizer; give one of AdamW, Adam, SGD, Adagrad, Lion, or attach with "
+        "forward_only");
   }
   switch (input.config.optimizer.kind) {
     case OptimizerKind::kAdamW:
@@ -42,9 +48,34 @@ absl::Status SetOptimizer(const PlanInput& input, model::v1::EngineConfig& engin
       engine.set_optimizer(model::v1::OPTIMIZER_SGD);
       if (AnyMomentum(input)) engine.add_state_slots("momentum_buffer");
       return absl::OkStatus();
+    case OptimizerKind::kAdagrad:
+      engine.set_optimizer(model::v1::OPTIMIZER_ADAGRAD);
+      engine.add_state_slots("sum");
+      return absl::OkStatus();
+    case OptimizerKind::kLion:
+      engine.set_optimizer(model::v1::OPTIMIZER_LION);
+      engine.add_state_slots("exp_avg");
+      return absl::OkStatus();
   }
   engine.add_state_slots("exp_avg");
   engine.add_state_slots("exp_avg_sq");
+  return absl::OkStatus();
+}
+
+// How master parameters and states are held. Jobs without states keep the defaults.
+absl::Status SetStateForms(const DsConfig& config, model::v1::EngineConfig& engine) {
+  if (engine.optimizer() == model::v1::OPTIMIZER_NONE) return absl::OkStatus();
+  engine.set_master_form(static_cast<model::v1::MasterForm>(config.master_form));
+  if (config.master_form == MasterForm::kNone) {
+    engine.set_rounding_seed(static_cast<uint64_t>(config.zeroshard.rounding_seed));
+  }
+  if (engine.state_slots().empty()) {
+    if (config.state_format != StateFormat::kInt8) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        "zeroshard.optimizer_states is \"int8\", and SGD without momentum has no states; write "
+        "\"auto\", or a momentum above 0");
+  }
+  engine.set_state_format(static_cast<model::v1::StateFormat>(config.state_format));
   return absl::OkStatus();
 }
 
@@ -112,6 +143,7 @@ absl::StatusOr<model::v1::EngineConfig> MakeEngineConfig(const PlanInput& input)
   engine.set_sub_group_elements(static_cast<uint64_t>(config.zero.sub_group_size));
   engine.set_collective_timeout_ms(input.collective_timeout_ms);
   ZS_RETURN_IF_ERROR(SetOptimizer(input, engine));
+  ZS_RETURN_IF_ERROR(SetStateForms(config, engine));
   ZS_RETURN_IF_ERROR(SetPlacement(input, engine));
   SetLossScale(config, engine);
   return engine;

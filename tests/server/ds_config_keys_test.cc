@@ -23,6 +23,7 @@ std::string Document(const DeepSpeedRow& row, std::string_view value) {
   while (true) {
     const std::size_t dot = path.find('.', begin);
     absl::StrAppend(&out, "{");
+    if (depth == 0 && !row.beside.empty()) absl::StrAppend(&out, std::string(row.beside), ", ");
     if (depth == 1 && !row.sibling.empty()) absl::StrAppend(&out, std::string(row.sibling), ", ");
     ++depth;
     absl::StrAppend(&out, "\"", path.substr(begin, dot - begin), "\": ");

@@ -24,6 +24,7 @@ struct DeepSpeedRow {
   std::string_view bad;            // a value that must be refused; empty: there is none
   Fate fate;                       // of `other`
   std::string_view sibling = {};   // members needed in the outermost block
+  std::string_view beside = {};    // members needed at the top
 };
 
 inline std::ostream& operator<<(std::ostream& out, const DeepSpeedRow& row) {
