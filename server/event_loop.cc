@@ -56,6 +56,11 @@ void EventLoop::Stop() {
   static_cast<void>(!write(wake_.get(), &one, sizeof(one)));
 }
 
+bool EventLoop::stopped() const {
+  absl::MutexLock lock(&mu_);
+  return stopped_;
+}
+
 absl::Status EventLoop::Watch(int fd, std::function<void()> fn) {
   epoll_event event{};
   event.events = EPOLLIN;

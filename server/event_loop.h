@@ -1,8 +1,9 @@
 // EventLoop: the decision thread of the server. Runs readiness callbacks of descriptors, timers and
 // posted functions, one after another, on the thread that calls Run().
 //
-// Post and Stop may be called from any thread, at any time; everything else from the loop's thread,
-// or before Run. Callbacks must not block for long: whatever they delay is every job of the daemon.
+// Post, Stop and stopped may be called from any thread, at any time; everything else from the
+// loop's thread, or before Run. Callbacks must not block for long: whatever they delay is every job
+// of the daemon.
 
 #ifndef ZEROSHARD_SERVER_EVENT_LOOP_H_
 #define ZEROSHARD_SERVER_EVENT_LOOP_H_
@@ -30,6 +31,7 @@ class EventLoop {
   // Runs until Stop.
   void Run();
   void Stop();
+  bool stopped() const;
 
   // Runs `fn` on the loop's thread, in the order of the calls. False, and `fn` never runs, once the
   // loop has stopped.
@@ -69,7 +71,7 @@ class EventLoop {
   const UniqueFd epoll_;
   const UniqueFd wake_;
 
-  absl::Mutex mu_;
+  mutable absl::Mutex mu_;
   std::vector<std::function<void()>> posted_ ABSL_GUARDED_BY(mu_);
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
 

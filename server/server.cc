@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
-#include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/impl/codegen/service_type.h>
 #include <grpcpp/server_posix.h>
 
@@ -81,6 +80,7 @@ struct Server::Parts {
   ServiceContext context;
   std::unique_ptr<grpc::Service> trainer_service;
   std::unique_ptr<grpc::Service> admin_service;
+  std::unique_ptr<grpc::Service> health_service;
   std::unique_ptr<grpc::Service> cluster_service;
   std::unique_ptr<grpc::Server> grpc;
   std::unique_ptr<grpc::Server> cluster_grpc;  // null where no cluster is configured
@@ -166,13 +166,14 @@ absl::Status Server::Parts::StartGrpc() {
   context.metrics_address = metrics_address;
   trainer_service = MakeTrainerService(&context);
   admin_service = MakeAdminService(&context);
-  grpc::EnableDefaultHealthCheckService(true);
+  health_service = MakeHealthService(&context);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(kMaxGrpcBytes);
   builder.SetMaxSendMessageSize(kMaxGrpcBytes);
   builder.RegisterService(trainer_service.get());
   builder.RegisterService(admin_service.get());
+  builder.RegisterService(health_service.get());
   grpc = builder.BuildAndStart();
   if (grpc == nullptr) return absl::InternalError("gRPC did not start");
   ZS_RETURN_IF_ERROR(StartCluster());

@@ -36,6 +36,8 @@ struct ServiceContext {
 
 std::unique_ptr<grpc::Service> MakeTrainerService(const ServiceContext* context);
 std::unique_ptr<grpc::Service> MakeAdminService(const ServiceContext* context);
+// The standard one, for what watches over services.
+std::unique_ptr<grpc::Service> MakeHealthService(const ServiceContext* context);
 // For other daemons; everything else is for local users only.
 std::unique_ptr<grpc::Service> MakeClusterService(const ServiceContext* context);
 

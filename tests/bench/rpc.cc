@@ -1,6 +1,7 @@
 // B4: what a control message costs, against a bare gRPC echo of the same kind and size.
 //
-//   control call     Admin.GetStatus of a running daemon, against a unary echo
+//   control call     Admin.GetStatus of a running daemon, against a unary echo of the bytes of its
+//                    reply (there and back: the echo sends no less, and builds no message)
 //   request          a gather of a unit that is in the window, from the call until Wait returns,
 //   against one
 //                    message there and back over a bidirectional stream
