@@ -113,7 +113,7 @@ bool Engine::Apply() {
       }
     }
     ZS_FAULT_POINT("worker.apply.before");
-    shard_.Apply({attempt_, decision.grad_scale, args_of, args});
+    shard_.Apply({attempt_, board.numbers().step, decision.grad_scale, args_of, args});
   }
   ZS_FAULT_POINT("worker.apply.before_applied");
   applied.store(attempt_, std::memory_order_release);

@@ -1,7 +1,6 @@
 #include "worker/shard.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <utility>
 
@@ -10,7 +9,9 @@
 #include "base/status.h"
 #include "device/cpu/stream_copy.h"
 #include "storage/layout_proto.h"
+#include "storage/shard_format.h"
 #include "worker/optim/kernels.h"
+#include "worker/optim/random_key.h"
 
 namespace zeroshard {
 namespace {
@@ -27,6 +28,10 @@ OptimizerKind KindOf(const model::v1::EngineConfig& config) {
       return OptimizerKind::kAdam;
     case model::v1::OPTIMIZER_SGD:
       return config.state_slots_size() > 0 ? OptimizerKind::kSgdMomentum : OptimizerKind::kSgd;
+    case model::v1::OPTIMIZER_ADAGRAD:
+      return OptimizerKind::kAdagrad;
+    case model::v1::OPTIMIZER_LION:
+      return OptimizerKind::kLion;
     default:
       return OptimizerKind::kAdamW;
   }
@@ -39,34 +44,17 @@ absl::StatusOr<Shard> Shard::Open(JobMemory& memory, ThreadPool& pool) {
   ZS_ASSIGN_OR_RETURN(
       AccumulatorSpace accumulators,
       AccumulatorSpace::Open(memory.layout(), memory.plan(), memory.partition(), dtype));
-  return Shard(memory, pool, accumulators);
-}
-
-float* Shard::master(uint32_t unit) const {
-  const UnitPlan& plan = memory_->plan().unit(unit);
-  if (plan.master == kAbsent) return reinterpret_cast<float*>(memory_->parameters_at_rest(unit));
-  return reinterpret_cast<float*>(memory_->partition() + plan.master) - plan.slice.first_element();
-}
-
-float* Shard::state(uint32_t unit, uint32_t slot) const {
-  const UnitPlan& plan = memory_->plan().unit(unit);
-  return reinterpret_cast<float*>(memory_->partition() + plan.state[slot]) -
-         plan.slice.first_element();
+  Shard shard(memory, pool, accumulators);
+  for (uint32_t unit = 0; unit < memory.layout().units().size(); ++unit) {
+    const bool has_optimizer = memory.plan().unit(unit).has_optimizer;
+    shard.states_.push_back(has_optimizer ? MakeUnitState(memory, unit) : UnitState());
+  }
+  return shard;
 }
 
 UndoChunk Shard::ApplyUndo(uint32_t chunk) const {
   const ChunkPlan& chunk_plan = memory_->plan().chunks()[chunk];
-  UndoChunk undo;
-  undo.elements = chunk_plan.elements;
-  auto add = [&](float* array) {
-    undo.arrays[undo.array_count++] = {reinterpret_cast<std::byte*>(array + chunk_plan.begin),
-                                       sizeof(float)};
-  };
-  add(master(chunk_plan.unit));
-  for (uint32_t slot = 0; slot < memory_->plan().state_slots(); ++slot) {
-    add(state(chunk_plan.unit, slot));
-  }
-  return undo;
+  return UndoOfUpdate(states_[chunk_plan.unit], chunk_plan);
 }
 
 absl::Status Shard::Recover() const {
@@ -90,6 +78,12 @@ bool Shard::Put(uint32_t unit, uint64_t offset, uint64_t elements, const std::by
     return ElementRange{std::max(offset, grains.first_element()),
                         std::min(offset + elements, grains.end * kGrainElements)};
   };
+  // The master first: it is compared with the parameter as it was.
+  const ElementRange mastered = clip(plan.slice);
+  if (plan.has_optimizer && mastered.begin < mastered.end) {
+    PutMaster(states_[unit], memory_->layout().units()[unit].dtype, mastered.begin, mastered.end,
+              values + (mastered.begin - offset) * element_bytes);
+  }
   const bool whole = plan.resident && !memory_->one_island();
   const ElementRange copied = whole ? ElementRange{offset, offset + elements} : clip(plan.shard);
   if (copied.begin < copied.end) {
@@ -97,35 +91,7 @@ bool Shard::Put(uint32_t unit, uint64_t offset, uint64_t elements, const std::by
                 values + (copied.begin - offset) * element_bytes,
                 (copied.end - copied.begin) * element_bytes);
   }
-  const ElementRange mastered = clip(plan.slice);
-  if (plan.master != kAbsent && mastered.begin < mastered.end) {
-    CopyToMaster(unit, mastered.begin, mastered.end,
-                 values + (mastered.begin - offset) * element_bytes);
-  }
   return MarkPut(unit, offset, offset + elements);
-}
-
-void Shard::CopyToMaster(uint32_t unit, uint64_t begin, uint64_t end,
-                         const std::byte* values) const {
-  const DType dtype = memory_->layout().units()[unit].dtype;
-  if (dtype == DType::kFloat32) {
-    ConvertElements(values, dtype, master(unit) + begin, DType::kFloat32, end - begin);
-    return;
-  }
-  // A 16-bit value that is already the rounded master leaves the master as it is: whoever changes
-  // one parameter puts its neighbours in the grain, too.
-  for (uint64_t at = begin; at < end; at += kGrainElements) {
-    const uint64_t count = std::min(kGrainElements, end - at);
-    const std::byte* given = values + (at - begin) * SizeOf(dtype);
-    std::array<uint16_t, kGrainElements> rounded, wanted;
-    std::array<float, kGrainElements> widened;
-    std::memcpy(wanted.data(), given, count * SizeOf(dtype));
-    ConvertElements(master(unit) + at, DType::kFloat32, rounded.data(), dtype, count);
-    ConvertElements(wanted.data(), dtype, widened.data(), DType::kFloat32, count);
-    for (uint64_t i = 0; i < count; ++i) {
-      if (rounded[i] != wanted[i]) master(unit)[at + i] = widened[i];
-    }
-  }
 }
 
 bool Shard::MarkPut(uint32_t unit, uint64_t begin, uint64_t end) const {
@@ -170,12 +136,17 @@ struct UnitUpdate {
   UpdatePass pass;
 };
 
-std::vector<UpdateSegment> SegmentsOf(const Layout& layout, uint32_t unit, const ApplyJob& job) {
+std::vector<UpdateSegment> SegmentsOf(const Layout& layout, uint32_t unit, const UnitState& state,
+                                      const ApplyJob& job) {
   std::vector<UpdateSegment> segments;
-  for (uint32_t parameter : layout.units()[unit].parameters) {
-    const ParameterPlace& place = layout.place(parameter);
-    if (job.args_of[parameter] == kNotUpdated || place.elements == 0) continue;
-    segments.push_back({place.offset, place.offset + place.elements, job.args_of[parameter]});
+  const std::vector<uint32_t>& parameters = layout.units()[unit].parameters;
+  for (uint32_t position = 0; position < parameters.size(); ++position) {
+    const uint32_t args = job.args_of[parameters[position]];
+    const ParameterPlace& place = layout.place(parameters[position]);
+    if (args == kNotUpdated || place.elements == 0) continue;
+    const uint64_t shift = state.blocks.shift.empty() ? 0 : state.blocks.shift[position];
+    segments.push_back(
+        {place.offset, place.offset + place.elements, args, static_cast<uint32_t>(shift)});
   }
   return segments;
 }
@@ -196,13 +167,11 @@ void Shard::Apply(const ApplyJob& job) const {
   for (uint32_t u = 0; u < updates.size(); ++u) {
     if (!plan.unit(u).has_optimizer) continue;
     UnitUpdate& update = updates[u];
-    update.segments = SegmentsOf(layout, u, job);
-    UpdateArrays& arrays = update.pass.arrays;
-    arrays.grad = accumulators_.data(u);
-    arrays.grad_dtype = accumulators_.dtype();
-    arrays.param = master(u);
-    for (uint32_t slot = 0; slot < plan.state_slots(); ++slot) arrays.state[slot] = state(u, slot);
-    arrays.out_dtype = layout.units()[u].dtype;
+    update.segments = SegmentsOf(layout, u, states_[u], job);
+    update.pass.arrays = states_[u].arrays;
+    update.pass.arrays.grad = accumulators_.data(u);
+    update.pass.arrays.grad_dtype = accumulators_.dtype();
+    update.pass.random_key = RandomKey(memory_->config().rounding_seed(), job.step, u);
     update.pass.kind = KindOf(memory_->config());
     update.pass.segments = update.segments;
     update.pass.args = absl::MakeConstSpan(job.args.data(), job.args.size());
@@ -229,8 +198,8 @@ void Shard::Apply(const ApplyJob& job) const {
 
 void Shard::ApplyRange(const UpdatePass& pass, uint32_t unit, uint64_t begin, uint64_t end) const {
   const UnitPlan& plan = memory_->plan().unit(unit);
-  if (plan.master == kAbsent) {
-    ApplyUpdate(pass, begin, end);
+  if (plan.master == kAbsent || plan.master_form != MasterForm::kFloat32) {
+    ApplyUpdate(pass, begin, end);  // the parameter is the master, or a part of it
     return;
   }
   // At stage 0 a worker updates whole units but writes only its shard of the parameters.
@@ -261,31 +230,41 @@ void Shard::FillWindow(uint32_t unit) const {
   });
 }
 
-std::vector<Shard::StateArray> Shard::StateArrays(uint32_t unit, Extent extent) const {
+std::vector<StateArray> Shard::StateArrays(uint32_t unit, Extent extent) const {
   const UnitPlan& plan = memory_->plan().unit(unit);
   const DType dtype = memory_->layout().units()[unit].dtype;
   std::vector<StateArray> arrays;
-  auto add = [&](std::string kind, DType type, GrainRange grains, std::byte* element0) {
-    if (grains.size() == 0) return;
-    std::byte* data = element0 + grains.first_element() * SizeOf(type);
-    arrays.push_back({std::move(kind), type, grains, {data, grains.elements() * SizeOf(type)}});
-  };
   // An island's own window holds resident units whole.
   const bool whole = extent == Extent::kSlice && plan.resident && !memory_->one_island();
-  add("parameter", dtype,
-      whole ? GrainRange{0, memory_->layout().units()[unit].grains} : plan.shard,
-      memory_->parameters_at_rest(unit));
+  const GrainRange held =
+      whole ? GrainRange{0, memory_->layout().units()[unit].grains} : plan.shard;
+  if (held.size() > 0) {
+    const RecordType type = dtype;
+    arrays.push_back({std::string(kKindParameter),
+                      type,
+                      held,
+                      {memory_->parameters_at_rest(unit) + held.begin * type.grain_bytes(),
+                       held.size() * type.grain_bytes()}});
+  }
   if (!plan.has_optimizer) return arrays;
-  const GrainRange grains = extent == Extent::kShard ? plan.shard : plan.slice;
   // The replica that stage 0 keeps of an fp32 parameter is not written a second time.
-  if (plan.master != kAbsent && (extent == Extent::kSlice || dtype != DType::kFloat32)) {
-    add("master", DType::kFloat32, grains, reinterpret_cast<std::byte*>(master(unit)));
-  }
-  for (uint32_t slot = 0; slot < memory_->plan().state_slots(); ++slot) {
-    add(memory_->config().state_slots(static_cast<int>(slot)), DType::kFloat32, grains,
-        reinterpret_cast<std::byte*>(state(unit, slot)));
-  }
+  const bool master =
+      plan.master != kAbsent && (extent == Extent::kSlice || dtype != DType::kFloat32);
+  const auto& slots = memory_->config().state_slots();
+  const std::vector<std::string> names(slots.begin(), slots.end());
+  AppendStateArrays(states_[unit], names, master,
+                    extent == Extent::kShard ? plan.shard : plan.slice, arrays);
   return arrays;
+}
+
+void Shard::ReadArray(uint32_t unit, const StateArray& array, GrainRange grains,
+                      std::span<std::byte> out) const {
+  ReadStateArray(memory_->layout(), unit, states_[unit], array, grains, out);
+}
+
+void Shard::WriteArray(uint32_t unit, const StateArray& array, GrainRange grains,
+                       std::span<const std::byte> in) const {
+  WriteStateArray(memory_->layout(), unit, states_[unit], array, grains, in);
 }
 
 }  // namespace zeroshard

@@ -25,6 +25,7 @@
 #include "worker/protected_pass.h"
 #include "worker/reduce_kernel.h"
 #include "worker/reduction_tree.h"
+#include "worker/unit_state.h"
 
 namespace zeroshard {
 
@@ -84,6 +85,7 @@ class AccumulatorSpace {
 // One worker's optimizer step.
 struct ApplyJob {
   uint64_t attempt = 0;
+  uint64_t step = 0;  // committed before it; what stochastic rounding draws from
   float grad_scale = 1.0f;
   // For each parameter the index of its arguments, or kNotUpdated.
   std::span<const uint32_t> args_of;
@@ -123,30 +125,27 @@ class Shard {
   // states. kShard: the grains of which this worker is responsible (to write); kSlice: all that it
   // holds, which is more at stage 0 (to read).
   enum class Extent { kShard, kSlice };
-  struct StateArray {
-    std::string kind;
-    DType dtype = DType::kFloat32;
-    GrainRange grains;
-    std::span<std::byte> bytes;
-  };
   std::vector<StateArray> StateArrays(uint32_t unit, Extent extent) const;
+  // Copies the part `grains` of one of them out or in (see ReadStateArray).
+  void ReadArray(uint32_t unit, const StateArray& array, GrainRange grains,
+                 std::span<std::byte> out) const;
+  void WriteArray(uint32_t unit, const StateArray& array, GrainRange grains,
+                  std::span<const std::byte> in) const;
   // Marks the unit's shard as holding values.
   void MarkLoaded(uint32_t unit) const;
 
  private:
   Shard(JobMemory& memory, ThreadPool& pool, AccumulatorSpace accumulators)
       : memory_(&memory), pool_(&pool), accumulators_(accumulators) {}
-  float* master(uint32_t unit) const;
-  float* state(uint32_t unit, uint32_t slot) const;
   UndoChunk ApplyUndo(uint32_t chunk) const;
   void ApplyRange(const UpdatePass& pass, uint32_t unit, uint64_t begin, uint64_t end) const;
-  void CopyToMaster(uint32_t unit, uint64_t begin, uint64_t end, const std::byte* values) const;
   // Elements [begin, end) are there; whether the unit's all are.
   bool MarkPut(uint32_t unit, uint64_t begin, uint64_t end) const;
 
   JobMemory* memory_;
   ThreadPool* pool_;
   AccumulatorSpace accumulators_;
+  std::vector<UnitState> states_;  // by unit; empty where there is no optimizer
 };
 
 // The elements [begin, end) of `unit` that belong to its parameters at the positions set in

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "base/strings.h"
 #include "proto/records.pb.h"
 #include "storage/checkpoint.h"
 #include "storage/shard_writer.h"
@@ -17,14 +18,36 @@ namespace {
 
 using Extent = Shard::Extent;
 
+// Calls fn(grains) for consecutive parts of `grains` that fit in a record.
+template <typename Fn>
+absl::Status InPieces(GrainRange grains, const Fn& fn) {
+  for (uint64_t grain = grains.begin; grain < grains.end; grain += kMaxRecordGrains) {
+    ZS_RETURN_IF_ERROR(fn(GrainRange{grain, std::min(grains.end, grain + kMaxRecordGrains)}));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SaveArray(const Shard& shard, uint32_t unit, const StateArray& array,
+                       ShardWriter& writer) {
+  if (array.source == StateArray::Source::kMemory) {
+    return writer.Append(unit, array.grains, array.kind, array.type, array.bytes);
+  }
+  std::vector<std::byte> piece;
+  return InPieces(array.grains, [&](GrainRange grains) {
+    piece.resize(grains.size() * array.type.grain_bytes());
+    shard.ReadArray(unit, array, grains, piece);
+    return writer.Append(unit, grains, array.kind, array.type, piece);
+  });
+}
+
 absl::StatusOr<uint64_t> SaveShard(Engine& engine, const internal::v1::SaveShard& command,
                                    int dir_fd) {
   const EngineContext& context = engine.context();
   const size_t units = context.layout().units().size();
   uint64_t expected = 0;
   for (uint32_t unit = 0; unit < units; ++unit) {
-    for (const Shard::StateArray& array : engine.shard().StateArrays(unit, Extent::kShard)) {
-      expected += array.bytes.size();
+    for (const StateArray& array : engine.shard().StateArrays(unit, Extent::kShard)) {
+      expected += array.size();
     }
   }
   const CheckpointIdentity identity{.job_id = context.memory().start().job_id(),
@@ -34,26 +57,40 @@ absl::StatusOr<uint64_t> SaveShard(Engine& engine, const internal::v1::SaveShard
                       ShardWriter::Create(dir_fd, context.me(), identity, expected));
   for (uint32_t unit = 0; unit < units; ++unit) {
     if (command.exclude_frozen() && !context.layout().units()[unit].trainable) continue;
-    for (const Shard::StateArray& array : engine.shard().StateArrays(unit, Extent::kShard)) {
-      ZS_RETURN_IF_ERROR(writer.Append(unit, array.grains, array.kind, array.dtype, array.bytes));
+    for (const StateArray& array : engine.shard().StateArrays(unit, Extent::kShard)) {
+      ZS_RETURN_IF_ERROR(SaveArray(engine.shard(), unit, array, writer));
     }
   }
   return std::move(writer).Finish();
 }
 
-// The master of a unit whose checkpoint holds parameters only: their value, read in bounded pieces.
-absl::Status MasterFromParameter(CheckpointReader& reader, uint32_t unit, DType dtype,
-                                 const Shard::StateArray& master) {
+// The master of a unit whose checkpoint holds none: the parameter's value, read in bounded pieces.
+absl::Status MasterFromParameter(CheckpointReader& reader, const Shard& shard, uint32_t unit,
+                                 DType dtype, const StateArray& master) {
   std::vector<std::byte> piece;
-  for (uint64_t grain = master.grains.begin; grain < master.grains.end; grain += kMaxRecordGrains) {
-    const GrainRange range{grain, std::min(master.grains.end, grain + kMaxRecordGrains)};
-    piece.resize(range.elements() * SizeOf(dtype));
-    ZS_RETURN_IF_ERROR(reader.Read(unit, range, kKindParameter, dtype, piece));
-    const uint64_t skipped = range.first_element() - master.grains.first_element();
-    ConvertElements(piece.data(), dtype, master.bytes.data() + skipped * sizeof(float),
-                    DType::kFloat32, range.elements());
+  std::vector<float> values;
+  return InPieces(master.grains, [&](GrainRange grains) -> absl::Status {
+    piece.resize(grains.elements() * SizeOf(dtype));
+    ZS_RETURN_IF_ERROR(reader.Read(unit, grains, kKindParameter, dtype, piece));
+    values.resize(grains.elements());
+    ConvertElements(piece.data(), dtype, values.data(), DType::kFloat32, values.size());
+    shard.WriteArray(unit, master, grains, std::as_bytes(std::span(values)));
+    return absl::OkStatus();
+  });
+}
+
+absl::Status RestoreArray(CheckpointReader& reader, const Shard& shard, uint32_t unit,
+                          const StateArray& array) {
+  if (array.source == StateArray::Source::kMemory) {
+    return reader.Read(unit, array.grains, array.kind, array.type, array.bytes);
   }
-  return absl::OkStatus();
+  std::vector<std::byte> piece;
+  return InPieces(array.grains, [&](GrainRange grains) -> absl::Status {
+    piece.resize(grains.size() * array.type.grain_bytes());
+    ZS_RETURN_IF_ERROR(reader.Read(unit, grains, array.kind, array.type, piece));
+    shard.WriteArray(unit, array, grains, piece);
+    return absl::OkStatus();
+  });
 }
 
 // Whether the checkpoint has all that RestoreUnit will read; another optimizer leaves other states.
@@ -66,7 +103,14 @@ absl::Status CheckStates(Engine& engine, const CheckpointReader& reader, uint32_
         absl::StrCat("the checkpoint holds no parameters of ", engine.context().UnitName(unit)));
   }
   if (parameters_only) return absl::OkStatus();
-  for (const Shard::StateArray& array : engine.shard().StateArrays(unit, Extent::kSlice)) {
+  for (const StateArray& array : engine.shard().StateArrays(unit, Extent::kSlice)) {
+    if (reader.Has(unit, array.kind) && !(reader.TypeOf(unit, array.kind) == array.type)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the checkpoint holds ", array.kind, " of ", engine.context().UnitName(unit),
+                       " as ", Abs(reader.TypeOf(unit, array.kind).name()),
+                       ", this job holds it as ", Abs(array.type.name()),
+                       ": configure the same optimizer_states, or load the parameters alone"));
+    }
     if (array.kind == kKindMaster || reader.Has(unit, array.kind)) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         "the checkpoint holds no ", array.kind, " of ", engine.context().UnitName(unit),
@@ -81,15 +125,16 @@ absl::StatusOr<uint64_t> RestoreUnit(Engine& engine, CheckpointReader& reader, u
   const Unit& layout_unit = engine.context().layout().units()[unit];
   uint64_t bytes = 0;
   if (!reader.Has(unit, kKindParameter)) return bytes;  // left out as frozen
-  for (const Shard::StateArray& array : engine.shard().StateArrays(unit, Extent::kSlice)) {
+  const Shard& shard = engine.shard();
+  for (const StateArray& array : shard.StateArrays(unit, Extent::kSlice)) {
     const bool derive =
         array.kind == kKindMaster && (parameters_only || !reader.Has(unit, kKindMaster));
     if (derive) {
-      ZS_RETURN_IF_ERROR(MasterFromParameter(reader, unit, layout_unit.dtype, array));
+      ZS_RETURN_IF_ERROR(MasterFromParameter(reader, shard, unit, layout_unit.dtype, array));
     } else if (!parameters_only || array.kind == kKindParameter) {
-      ZS_RETURN_IF_ERROR(reader.Read(unit, array.grains, array.kind, array.dtype, array.bytes));
+      ZS_RETURN_IF_ERROR(RestoreArray(reader, shard, unit, array));
     }
-    bytes += array.bytes.size();
+    bytes += array.size();
   }
   engine.shard().MarkLoaded(unit);
   return bytes;

@@ -318,7 +318,7 @@ uint64_t LocalJob::Step(uint32_t rank, uint32_t micro_steps, double lr,
     group.set_beta2(0.999);
     group.set_eps(1e-8);
     group.set_weight_decay(0.1);
-    group.set_momentum(0.9);
+    group.set_momentum(options_.config.state_slots_size() > 0 ? 0.9 : 0.0);
     group.set_bias_correction(true);
   }
   return Send(rank, request);
@@ -337,17 +337,24 @@ std::string LocalJob::StateBytes() {
   std::map<std::string, std::string> by_kind;  // "unit kind" -> bytes in grain order
   for (uint32_t u = 0; u < layout_->units().size(); ++u) {
     for (uint32_t w = 0; w < options_.workers; ++w) {
-      const auto arrays = engine(w).shard().StateArrays(u, Shard::Extent::kShard);
-      for (const Shard::StateArray& array : arrays) {
+      const Shard& shard = engine(w).shard();
+      for (const StateArray& array : shard.StateArrays(u, Shard::Extent::kShard)) {
+        std::vector<std::byte> bytes(array.size());
+        shard.ReadArray(u, array, array.grains, bytes);
+        std::string& all = by_kind[absl::StrCat(u, " ", array.kind)];
+        const auto* const data = reinterpret_cast<const char*>(bytes.data());
+        if (array.source == StateArray::Source::kScales) {
+          all.append(data, bytes.size());
+          continue;
+        }
         // Padding is no state: it is left out, element by element of the parameters.
+        const uint64_t element_bytes = array.type.grain_bytes() / kGrainElements;
         const auto ranges =
             PresentRanges(*layout_, u, FullPresence(layout_->units()[u]),
                           array.grains.first_element(), array.grains.end * kGrainElements);
         for (const ElementRange& range : ranges) {
-          const uint64_t skipped = range.begin - array.grains.first_element();
-          by_kind[absl::StrCat(u, " ", array.kind)].append(
-              reinterpret_cast<const char*>(array.bytes.data()) + skipped * SizeOf(array.dtype),
-              (range.end - range.begin) * SizeOf(array.dtype));
+          all.append(data + (range.begin - array.grains.first_element()) * element_bytes,
+                     (range.end - range.begin) * element_bytes);
         }
       }
     }
