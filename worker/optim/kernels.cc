@@ -2,46 +2,185 @@
 
 #include <algorithm>
 
-#include "worker/optim/kernel_table.h"
+#include "base/check.h"
+#include "worker/optim/kernel_tables.h"
+#include "worker/optim/random_key.h"
 
 namespace zeroshard {
 namespace {
 
-using optim_internal::KernelArrays;
-using optim_internal::UpdateFn;
-using optim_internal::UpdateTable;
+using optim_internal::CoreArrays;
+using optim_internal::CoreFn;
+using optim_internal::CoreMaster;
+using optim_internal::CoreTable;
+using optim_internal::StageTable;
 
-static_assert(static_cast<int>(DType::kFloat32) == 0 && static_cast<int>(DType::kBfloat16) == 1 &&
-              static_cast<int>(DType::kFloat16) == 2);
+// One segment of a pass, or a part of one.
+struct Run {
+  const UpdatePass& pass;
+  const UpdateSegment& segment;
+  const StageTable& stages;
+  CoreFn core;
+};
 
-const UpdateTable& TableOf(Isa isa) {
-  switch (isa) {
-    case Isa::kX86V4:
-      return optim_internal::kUpdateTableV4;
-    case Isa::kX86V3:
-      return optim_internal::kUpdateTableV3;
-    case Isa::kX86V2:
-      break;
+// The fp32 values of a block on their way through the core.
+struct Buffers {
+  alignas(64) float grad[kStateBlock];
+  alignas(64) float param[kStateBlock];
+  alignas(64) float state[kMaxStateSlots][kStateBlock];
+};
+
+template <class T>
+T* At(T* element0, uint64_t at) {
+  return element0 == nullptr ? nullptr : element0 + at;
+}
+
+CoreMaster CoreMasterOf(const UpdateArrays& a) {
+  if (a.master == MasterKind::kSplit) return optim_internal::kCoreSplit;
+  const bool fused =
+      a.master == MasterKind::kFloat32 && a.out != nullptr && a.out_dtype == DType::kBfloat16;
+  return fused ? optim_internal::kCoreFloat32ToBf16 : optim_internal::kCoreFloat32;
+}
+
+// Whether the core can work on the arrays themselves.
+bool NeedsNoStage(const UpdateArrays& a, int states) {
+  const bool other_output = a.out != nullptr && a.out_dtype != DType::kBfloat16;
+  const bool fp32_states = states == 0 || a.state_format == StateFormat::kFloat32;
+  const bool own_master =
+      a.master == MasterKind::kSplit || (a.master == MasterKind::kFloat32 && !other_output);
+  return fp32_states && own_master && a.grad_dtype != DType::kFloat16;
+}
+
+CoreArrays ArraysAt(const UpdateArrays& a, uint64_t at) {
+  CoreArrays core = {};
+  core.grad = a.grad_dtype == DType::kFloat32
+                  ? static_cast<const void*>(static_cast<const float*>(a.grad) + at)
+                  : static_cast<const uint16_t*>(a.grad) + at;
+  core.param = At(a.param, at);
+  core.high = At(a.high, at);
+  core.low = At(a.low, at);
+  if (a.state_format == StateFormat::kFloat32) {
+    for (int slot = 0; slot < kMaxStateSlots; ++slot) {
+      core.state[slot] = At(static_cast<float*>(a.state[slot]), at);
+    }
   }
-  return optim_internal::kUpdateTableV2;
+  if (a.out_dtype == DType::kBfloat16) core.out = At(static_cast<uint16_t*>(a.out), at);
+  return core;
+}
+
+// Widens the states of [at, at + n), which is one block if they have 8 bits.
+void LoadStates(const Run& run, const OptimizerInfo& info, uint64_t at, uint64_t n,
+                Buffers& buffers) {
+  const UpdateArrays& a = run.pass.arrays;
+  for (int slot = 0; slot < info.state_slots; ++slot) {
+    float* values = buffers.state[slot];
+    if (a.state_format == StateFormat::kBfloat16) {
+      run.stages.load_bf16(static_cast<const uint16_t*>(a.state[slot]) + at, n, values);
+      continue;
+    }
+    const float scale = a.absmax[slot][at / kStateBlock + run.segment.block_shift];
+    const auto* codes = static_cast<const uint8_t*>(a.state[slot]) + at;
+    const bool has_sign = info.slots[slot].map == StateMap::kSigned;
+    (has_sign ? run.stages.decode_signed : run.stages.decode_unsigned)(codes, n, scale, values);
+  }
+}
+
+void StoreStates(const Run& run, const OptimizerInfo& info, uint64_t at, uint64_t n,
+                 const Buffers& buffers) {
+  const UpdateArrays& a = run.pass.arrays;
+  for (int slot = 0; slot < info.state_slots; ++slot) {
+    const float* values = buffers.state[slot];
+    if (a.state_format == StateFormat::kBfloat16) {
+      run.stages.store_bf16(values, n, static_cast<uint16_t*>(a.state[slot]) + at);
+      continue;
+    }
+    auto* codes = static_cast<uint8_t*>(a.state[slot]) + at;
+    const bool has_sign = info.slots[slot].map == StateMap::kSigned;
+    a.absmax[slot][at / kStateBlock + run.segment.block_shift] =
+        (has_sign ? run.stages.encode_signed : run.stages.encode_unsigned)(values, n, codes);
+  }
+}
+
+// What the core has not stored itself: the master in its form, or the output.
+void StoreMaster(const Run& run, const CoreArrays& core, uint64_t at, uint64_t n) {
+  const UpdateArrays& a = run.pass.arrays;
+  if (a.master == MasterKind::kStochastic) {
+    const uint64_t key = GrainKey(run.pass.random_key, at / kStateBlock);
+    run.stages.store_stochastic(core.param, n, key, at % kStateBlock, a.high + at);
+  } else if (a.master == MasterKind::kFloat32Canonical) {
+    if (a.out == nullptr) {
+      run.stages.canonical(core.param, n);
+    } else {
+      run.stages.canonical_bf16(core.param, n, core.out);
+    }
+  } else if (a.master == MasterKind::kFloat32 && a.out != nullptr) {
+    if (a.out_dtype == DType::kFloat32) {
+      run.stages.store_fp32(core.param, n, static_cast<float*>(a.out) + at);
+    } else if (a.out_dtype == DType::kFloat16) {
+      run.stages.store_fp16(core.param, n, static_cast<uint16_t*>(a.out) + at);
+    }
+  }
+}
+
+// Elements of one grain.
+void UpdateBlock(const Run& run, uint64_t at, uint64_t n, Buffers& buffers) {
+  const UpdateArrays& a = run.pass.arrays;
+  const OptimizerInfo& info = GetOptimizerInfo(run.pass.kind);
+  CoreArrays core = ArraysAt(a, at);
+  if (a.grad_dtype == DType::kFloat16) {
+    run.stages.load_fp16(static_cast<const uint16_t*>(a.grad) + at, n, buffers.grad);
+    core.grad = buffers.grad;
+  }
+  if (a.master == MasterKind::kStochastic) {
+    run.stages.load_bf16(core.high, n, buffers.param);
+    core.param = buffers.param;
+  }
+  const bool staged = a.state_format != StateFormat::kFloat32;
+  if (staged) {
+    LoadStates(run, info, at, n, buffers);
+    for (int slot = 0; slot < info.state_slots; ++slot) core.state[slot] = buffers.state[slot];
+  }
+  run.core(core, n, run.pass.grad_scale, run.pass.args[run.segment.args]);
+  if (staged) StoreStates(run, info, at, n, buffers);
+  StoreMaster(run, core, at, n);
+}
+
+void UpdateBlocks(const Run& run, uint64_t begin, uint64_t end) {
+  if (run.pass.arrays.state_format == StateFormat::kInt8) {
+    const auto whole = [&](uint64_t cut) {
+      return cut % kStateBlock == 0 || cut == run.segment.begin || cut == run.segment.end;
+    };
+    ZS_CHECK(whole(begin) && whole(end), "a pass cuts a block of 8-bit states");
+  }
+  Buffers buffers;
+  for (uint64_t at = begin; at < end;) {
+    const uint64_t next = std::min(end, (at / kStateBlock + 1) * kStateBlock);
+    UpdateBlock(run, at, next - at, buffers);
+    at = next;
+  }
 }
 
 }  // namespace
 
 void ApplyUpdateOn(Isa isa, const UpdatePass& pass, uint64_t begin, uint64_t end) {
   const UpdateArrays& a = pass.arrays;
-  const int output = a.out == nullptr ? 0 : 1 + static_cast<int>(a.out_dtype);
-  const UpdateFn update =
-      TableOf(isa).update[static_cast<int>(pass.kind)][static_cast<int>(a.grad_dtype)][output];
-  const KernelArrays arrays = {
-      a.grad, a.param, {static_cast<float*>(a.state[0]), static_cast<float*>(a.state[1])}, a.out};
+  const OptimizerInfo& info = GetOptimizerInfo(pass.kind);
+  const int grad = a.grad_dtype == DType::kBfloat16 ? 1 : 0;
+  const CoreFn core =
+      optim_internal::CoresOf(isa).core[static_cast<int>(pass.kind)][grad][CoreMasterOf(a)];
+  const bool direct = NeedsNoStage(a, info.state_slots);
   auto segment =
       std::upper_bound(pass.segments.begin(), pass.segments.end(), begin,
                        [](uint64_t element, const UpdateSegment& s) { return element < s.end; });
   for (; segment != pass.segments.end() && segment->begin < end; ++segment) {
     const uint64_t from = std::max(begin, segment->begin);
     const uint64_t to = std::min(end, segment->end);
-    if (from < to) update(arrays, from, to, pass.grad_scale, pass.args[segment->args]);
+    if (from >= to) continue;
+    if (direct) {
+      core(ArraysAt(a, from), to - from, pass.grad_scale, pass.args[segment->args]);
+    } else {
+      UpdateBlocks({pass, *segment, optim_internal::StagesOf(isa), core}, from, to);
+    }
   }
 }
 

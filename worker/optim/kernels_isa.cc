@@ -3,6 +3,7 @@
 // instruction set's code to another.
 #include "worker/kernel_math.h"
 #include "worker/optim/kernel_table.h"
+#include "worker/optim/split_master.h"
 
 #define ZS_CONCAT_INNER(a, b) a##b
 #define ZS_CONCAT(a, b) ZS_CONCAT_INNER(a, b)
@@ -11,46 +12,52 @@ namespace zeroshard::optim_internal {
 namespace {
 
 using kernel::Bf16;
-using kernel::Fp16;
 using kernel::Fp32;
 
-struct NoOutput {
-  using Storage = uint16_t;
-};
-
-template <class Functor, class Grad, class Out>
-void Update(const KernelArrays& arrays, uint64_t begin, uint64_t end, float grad_scale,
-            const UpdateArgs& args) {
+template <class Functor, class Grad, CoreMaster kMaster>
+void Update(const CoreArrays& arrays, uint64_t n, float grad_scale, const UpdateArgs& args) {
   const auto* __restrict grad = static_cast<const typename Grad::Storage*>(arrays.grad);
   float* __restrict param = arrays.param;
+  uint16_t* __restrict high = arrays.high;
+  uint16_t* __restrict low = arrays.low;
   float* __restrict state0 = arrays.state[0];
   float* __restrict state1 = arrays.state[1];
-  auto* __restrict out = static_cast<typename Out::Storage*>(arrays.out);
+  uint16_t* __restrict out = arrays.out;
   const UpdateArgs constants = args;
-  for (uint64_t i = begin; i < end; ++i) {
-    float p = param[i];
+  for (uint64_t i = 0; i < n; ++i) {
+    float p;
+    if constexpr (kMaster == kCoreSplit) {
+      p = kernel::JoinedMaster(high[i], low[i]);
+    } else {
+      p = param[i];
+    }
     float s0 = 0;
     float s1 = 0;
     if constexpr (Functor::kStates > 0) s0 = state0[i];
     if constexpr (Functor::kStates > 1) s1 = state1[i];
     Functor::Update(constants, Grad::Load(grad[i]) * grad_scale, p, s0, s1);
-    param[i] = Fp32::Store(p);
+    if constexpr (kMaster == kCoreSplit) {
+      const float canonical = kernel::CanonicalMaster(p);
+      high[i] = kernel::HighHalf(canonical);
+      low[i] = kernel::LowHalf(canonical);
+    } else {
+      param[i] = Fp32::Store(p);
+    }
+    if constexpr (kMaster == kCoreFloat32ToBf16) out[i] = Bf16::Store(p);
     if constexpr (Functor::kStates > 0) state0[i] = Fp32::Store(s0);
     if constexpr (Functor::kStates > 1) state1[i] = Fp32::Store(s1);
-    if constexpr (!__is_same(Out, NoOutput)) out[i] = Out::Store(p);
   }
 }
 
 }  // namespace
 
-#define ZS_OUTPUTS(functor, grad)                                                              \
-  {                                                                                            \
-    Update<functor, grad, NoOutput>, Update<functor, grad, Fp32>, Update<functor, grad, Bf16>, \
-        Update<functor, grad, Fp16>                                                            \
+#define ZS_MASTERS(functor, grad)                                                   \
+  {                                                                                 \
+    Update<functor, grad, kCoreFloat32>, Update<functor, grad, kCoreFloat32ToBf16>, \
+        Update<functor, grad, kCoreSplit>                                           \
   }
-#define ZS_ROW(kind, functor) \
-  {ZS_OUTPUTS(functor, Fp32), ZS_OUTPUTS(functor, Bf16), ZS_OUTPUTS(functor, Fp16)},
+#define ZS_ROW(kind, functor) {ZS_MASTERS(functor, Fp32), ZS_MASTERS(functor, Bf16)},
 
-const UpdateTable ZS_CONCAT(kUpdateTable, ZS_ISA) = {{ZS_FOR_EACH_OPTIMIZER(ZS_ROW)}};
+const CoreTable ZS_CONCAT(kCoreTable, ZS_ISA) = {{ZS_FOR_EACH_OPTIMIZER(ZS_ROW)}};
 
 }  // namespace zeroshard::optim_internal

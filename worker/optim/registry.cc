@@ -16,10 +16,11 @@ constexpr OptimizerInfo InfoOf(OptimizerKind kind) {
   info.kind = kind;
   info.name = Functor::kName;
   info.state_slots = Functor::kStates;
-  info.bytes_per_parameter = 4;
+  info.parameters = Functor::kParameters;
+  info.eight_bit = Functor::kStates > 0;
   for (int i = 0; i < Functor::kStates; ++i) {
-    info.slots[i] = {.name = Functor::kStateNames[i], .element_bytes = 4};
-    info.bytes_per_parameter += 4;
+    info.slots[i] = {.name = Functor::kStateNames[i], .map = Functor::kStateMaps[i]};
+    info.eight_bit = info.eight_bit && Functor::kStateMaps[i] != StateMap::kNone;
   }
   return info;
 }
@@ -28,14 +29,6 @@ constexpr OptimizerInfo InfoOf(OptimizerKind kind) {
 constexpr std::array<OptimizerInfo, kOptimizerKinds> kOptimizers = {
     ZS_FOR_EACH_OPTIMIZER(ZS_OPTIMIZER_INFO)};
 #undef ZS_OPTIMIZER_INFO
-
-constexpr bool InOrderOfKind() {
-  for (int i = 0; i < kOptimizerKinds; ++i) {
-    if (kOptimizers[i].kind != static_cast<OptimizerKind>(i)) return false;
-  }
-  return true;
-}
-static_assert(InOrderOfKind());
 
 absl::Status Bad(std::string_view field, double value, std::string_view expected) {
   return absl::InvalidArgumentError(absl::StrCat("optimizer parameter ", Abs(field), " is ", value,
@@ -60,6 +53,14 @@ const OptimizerInfo& GetOptimizerInfo(OptimizerKind kind) {
   return kOptimizers[static_cast<size_t>(kind)];
 }
 
+uint32_t OptimizerBytes(OptimizerKind kind, MasterForm master, StateFormat states) {
+  constexpr uint32_t kMasterBytes[] = {4, 2, 0};  // in the order of MasterForm
+  constexpr uint32_t kStateBytes[] = {4, 2, 1};   // in the order of StateFormat
+  return kMasterBytes[static_cast<int>(master)] +
+         static_cast<uint32_t>(GetOptimizerInfo(kind).state_slots) *
+             kStateBytes[static_cast<int>(states)];
+}
+
 absl::StatusOr<OptimizerKind> ParseOptimizerKind(std::string_view name) {
   std::string known;
   for (const OptimizerInfo& info : kOptimizers) {
@@ -73,11 +74,13 @@ absl::StatusOr<OptimizerKind> ParseOptimizerKind(std::string_view name) {
 absl::Status ValidateHyperparameters(OptimizerKind kind, const Hyperparameters& h) {
   ZS_RETURN_IF_ERROR(CheckNotNegative("lr", h.lr));
   ZS_RETURN_IF_ERROR(CheckNotNegative("weight_decay", h.weight_decay));
-  if (kind == OptimizerKind::kAdamW || kind == OptimizerKind::kAdam) {
+  const uint32_t parameters = GetOptimizerInfo(kind).parameters;
+  if ((parameters & kUsesBetas) != 0) {
     ZS_RETURN_IF_ERROR(CheckBeta("betas[0]", h.beta1));
     ZS_RETURN_IF_ERROR(CheckBeta("betas[1]", h.beta2));
-    return CheckNotNegative("eps", h.eps);
   }
+  if ((parameters & kUsesEps) != 0) ZS_RETURN_IF_ERROR(CheckNotNegative("eps", h.eps));
+  if ((parameters & kUsesMomentum) == 0) return absl::OkStatus();
   ZS_RETURN_IF_ERROR(CheckNotNegative("momentum", h.momentum));
   if (!std::isfinite(h.dampening)) return Bad("dampening", h.dampening, "a finite number");
   if (kind == OptimizerKind::kSgd && h.momentum != 0.0) {

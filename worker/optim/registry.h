@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "storage/state_format.h"
 #include "worker/optim/optimizer_kind.h"
 #include "worker/optim/update_args.h"
 
@@ -17,8 +18,8 @@ namespace zeroshard {
 
 // One array of optimizer state, of one element per parameter.
 struct StateSlot {
-  std::string_view name = {};  // torch's name: exp_avg, exp_avg_sq, momentum_buffer
-  uint32_t element_bytes = 0;  // 4: fp32
+  std::string_view name = {};  // torch's name: exp_avg, exp_avg_sq, momentum_buffer, sum
+  StateMap map = StateMap::kNone;
 };
 
 struct OptimizerInfo {
@@ -26,14 +27,18 @@ struct OptimizerInfo {
   std::string_view name;
   int state_slots = 0;
   std::array<StateSlot, kMaxStateSlots> slots = {};
-  // The ledger's K: fp32 master plus states, in bytes per parameter (12, 12, 4, 8).
-  uint32_t bytes_per_parameter = 0;
+  uint32_t parameters = 0;  // kUsesBetas, ...
+  bool eight_bit = false;   // has states, and each a published 8-bit form
 };
 
 // All optimizers in the order of their kind.
 absl::Span<const OptimizerInfo> AllOptimizers();
 
 const OptimizerInfo& GetOptimizerInfo(OptimizerKind kind);
+
+// The ledger's K: bytes per parameter of master and states, the compute-dtype parameter not
+// counted. 8-bit states have a scale of 4 bytes a block beside them, 1/64 of a byte a parameter.
+uint32_t OptimizerBytes(OptimizerKind kind, MasterForm master, StateFormat states);
 
 // By exact name; InvalidArgument lists the known ones.
 absl::StatusOr<OptimizerKind> ParseOptimizerKind(std::string_view name);

@@ -18,7 +18,7 @@ struct Sgd {
   static constexpr int kStates = 0;
   static constexpr const char* kStateNames[] = {""};
   static constexpr StateMap kStateMaps[] = {StateMap::kNone};
-  static constexpr uint32_t kParameters = 0;
+  static constexpr uint32_t kParameters = kUsesMomentum;
 
   static ZS_KERNEL_FN void Update(const UpdateArgs& a, float g, float& p, float&, float&) {
     g = a.weight_decay != 0.0f ? g + a.weight_decay * p : g;

@@ -1,9 +1,10 @@
-// The compiled optimizer loops: every instruction set, type and segment against the functor applied
-// to one element after the other.
+// The compiled optimizer loops: every instruction set, optimizer, type, form of master and states
+// against a scalar reference, and against themselves with other cuts of the range.
 #include "worker/optim/kernels.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <string>
 #include <tuple>
@@ -11,178 +12,183 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/strings.h"
-#include "tests/worker/random_values.h"
+#include "tests/worker/optim/update_reference.h"
+#include "worker/optim/random_key.h"
 
 namespace zeroshard {
 namespace {
 
-constexpr size_t kElements = 900;
+constexpr uint64_t kElements = 1300;
 
-struct Tensors {
-  DType grad_dtype;
-  DType out_dtype;
-  std::vector<std::byte> grad;
-  std::vector<float> param, state0, state1;
-  std::vector<std::byte> out;
+// One parameter of several blocks, some odd ones, an empty one, one that starts on a block.
+std::vector<uint64_t> RandomOffsets(std::mt19937_64& random) {
+  std::vector<uint64_t> offsets = {0, 256 + random() % 300};
+  offsets.push_back(offsets.back() + 1 + random() % 40);
+  offsets.push_back(offsets.back());
+  offsets.push_back(768);
+  offsets.push_back(768 + 1 + random() % 255);
+  offsets.push_back(kElements - random() % 20);
+  offsets.push_back(kElements);
+  return offsets;
+}
 
-  UpdateArrays Arrays() {
-    return {.grad = grad.data(),
-            .grad_dtype = grad_dtype,
-            .param = param.data(),
-            .state = {state0.data(), state1.data()},
-            .out = out.data(),
-            .out_dtype = out_dtype};
-  }
+struct Form {
+  std::string name;
+  UpdateArrays arrays;
 };
 
-Tensors RandomTensors(std::mt19937_64& random, Values kind, DType grad_dtype, DType out_dtype) {
-  Tensors t;
-  t.grad_dtype = grad_dtype;
-  t.out_dtype = out_dtype;
-  t.grad = Encode(grad_dtype, RandomFloats(random, kElements, kind));
-  t.param = RandomFloats(random, kElements, kind);
-  t.state0 = RandomFloats(random, kElements, kind, 0.1f);
-  t.state1 = RandomFloats(random, kElements, kind, 0.1f);
-  if (kind == Values::kOrdinary) {
-    for (float& v : t.state1) v *= v;
-  }
-  t.out = Encode(out_dtype, RandomFloats(random, kElements, kind));
-  return t;
-}
-
-void UpdateOne(OptimizerKind kind, const UpdateArgs& args, float g, float& p, float& s0,
-               float& s1) {
-  switch (kind) {
-#define ZS_CASE(value, functor)          \
-  case OptimizerKind::value:             \
-    functor::Update(args, g, p, s0, s1); \
-    break;
-    ZS_FOR_EACH_OPTIMIZER(ZS_CASE)
-#undef ZS_CASE
-  }
-}
-
-// The contract of kernels.h, element by element.
-void Reference(const UpdatePass& pass, Tensors& t, uint64_t begin, uint64_t end) {
-  const std::vector<float> grad = Decode(t.grad_dtype, t.grad);
-  std::vector<float> out = Decode(t.out_dtype, t.out);
-  const int slots = GetOptimizerInfo(pass.kind).state_slots;
-  for (const UpdateSegment& segment : pass.segments) {
-    for (uint64_t i = std::max(begin, segment.begin); i < std::min(end, segment.end); ++i) {
-      float p = t.param[i], s0 = t.state0[i], s1 = t.state1[i];
-      UpdateOne(pass.kind, pass.args[segment.args], grad[i] * pass.grad_scale, p, s0, s1);
-      t.param[i] = p;
-      if (slots > 0) t.state0[i] = s0;
-      if (slots > 1) t.state1[i] = s1;
-      out[i] = p;
+// Every supported combination of master, output, gradient and states.
+std::vector<Form> Forms(const OptimizerInfo& optimizer) {
+  static uint16_t some_output;
+  std::vector<Form> forms;
+  const auto add = [&](std::string name, MasterKind master, bool output, DType out_dtype) {
+    for (DType grad : kAllDTypes) {
+      for (int format = 0; format < 3; ++format) {
+        const auto states = static_cast<StateFormat>(format);
+        if (states == StateFormat::kInt8 && !optimizer.eight_bit) continue;
+        UpdateArrays arrays;
+        arrays.grad_dtype = grad;
+        arrays.master = master;
+        arrays.state_format = states;
+        arrays.out = output ? &some_output : nullptr;
+        arrays.out_dtype = out_dtype;
+        forms.push_back(
+            {absl::StrCat(name, ", gradient ", Abs(DTypeName(grad)), ", states ", format), arrays});
+      }
     }
+  };
+  add("fp32", MasterKind::kFloat32, false, DType::kFloat32);
+  for (DType out : kAllDTypes) {
+    add(absl::StrCat("fp32 to ", Abs(DTypeName(out))), MasterKind::kFloat32, true, out);
   }
-  t.out = Encode(t.out_dtype, out);
+  add("canonical", MasterKind::kFloat32Canonical, false, DType::kFloat32);
+  add("canonical to bf16", MasterKind::kFloat32Canonical, true, DType::kBfloat16);
+  add("split", MasterKind::kSplit, false, DType::kFloat32);
+  add("stochastic", MasterKind::kStochastic, false, DType::kFloat32);
+  return forms;
 }
 
-void ExpectSameBits(const std::vector<float>& a, const std::vector<float>& b, const char* what) {
-  for (size_t i = 0; i < a.size(); ++i) {
-    ASSERT_EQ(CanonicalBits(a[i]), CanonicalBits(b[i]))
-        << what << " " << i << ": " << a[i] << ", " << b[i];
-  }
+// Some parameters with one of three groups' arguments, some absent.
+std::vector<int> RandomUpdated(std::mt19937_64& random, size_t parameters) {
+  std::vector<int> updated;
+  for (size_t i = 0; i < parameters; ++i) updated.push_back(static_cast<int>(random() % 4) - 1);
+  return updated;
 }
 
-std::vector<UpdateArgs> RandomArgs(std::mt19937_64& random, OptimizerKind kind, size_t count) {
-  std::vector<UpdateArgs> args;
-  for (size_t i = 0; i < count; ++i) {
-    Hyperparameters h = {.lr = 1e-3 * static_cast<double>(1 + random() % 9)};
-    h.weight_decay = random() % 2 == 0 ? 0.0 : 0.1;
-    h.momentum = kind == OptimizerKind::kSgd || random() % 3 == 0 ? 0.0 : 0.9;
-    h.nesterov = h.momentum > 0 && random() % 2 == 0;
-    h.dampening = h.nesterov ? 0.0 : 0.25;
-    args.push_back(MakeUpdateArgs(h, 1 + static_cast<int64_t>(random() % 4)));
+// Cuts anywhere; with 8-bit states between blocks.
+void UpdateInPieces(Isa isa, const UpdatePass& pass, std::mt19937_64& random) {
+  const bool blocks = pass.arrays.state_format == StateFormat::kInt8;
+  for (uint64_t at = 0; at < kElements;) {
+    uint64_t end = at + 1 + random() % 400;
+    if (blocks) end = (end + 255) / 256 * 256;
+    end = std::min(end, kElements);
+    ApplyUpdateOn(isa, pass, at, end);
+    at = end;
   }
-  return args;
 }
 
 class OptimKernelsTest : public ::testing::TestWithParam<std::tuple<Isa, OptimizerKind>> {};
 
-TEST_P(OptimKernelsTest, EqualsTheFunctorBitForBit) {
+TEST_P(OptimKernelsTest, EqualsTheReferenceBitForBit) {
   const auto [isa, kind] = GetParam();
   std::mt19937_64 random(1);
-  for (DType grad_dtype : kAllDTypes) {
-    for (DType out_dtype : kAllDTypes) {
-      for (Values values : {Values::kOrdinary, Values::kAny}) {
-        Tensors actual = RandomTensors(random, values, grad_dtype, out_dtype);
-        Tensors expected = actual;
-        std::vector<UpdateSegment> segments;
-        for (uint64_t at = random() % 20; at < kElements;) {
-          const uint64_t end = std::min<uint64_t>(kElements, at + random() % 260);
-          segments.push_back({.begin = at, .end = end, .args = uint32_t(random() % 3)});
-          at = end + random() % 3 * 7;
-        }
-        const auto args = RandomArgs(random, kind, 3);
-        UpdatePass pass = {.kind = kind,
-                           .arrays = actual.Arrays(),
-                           .segments = segments,
-                           .args = args,
-                           .grad_scale = 0.3f};
-        for (uint64_t at = 5; at < kElements;) {  // cut anywhere; the first 5 stay
-          const uint64_t end = std::min<uint64_t>(kElements, at + 1 + random() % 300);
-          ApplyUpdateOn(isa, pass, at, end);
-          at = end;
-        }
-        Reference(pass, expected, 5, kElements);
-        ExpectSameBits(actual.param, expected.param, "param");
-        ExpectSameBits(actual.state0, expected.state0, "state 0");
-        ExpectSameBits(actual.state1, expected.state1, "state 1");
-        ExpectSameBits(Decode(out_dtype, actual.out), Decode(out_dtype, expected.out), "out");
-      }
+  for (const Form& form : Forms(GetOptimizerInfo(kind))) {
+    for (Values values : {Values::kOrdinary, Values::kAny}) {
+      const auto offsets = RandomOffsets(random);
+      UpdateTensors actual = RandomTensors(random, form.arrays, kind, offsets, values);
+      UpdateTensors expected = actual;
+      const auto args = RandomArgs(random, kind, 3);
+      const auto segments = actual.Segments(RandomUpdated(random, offsets.size() - 1));
+      const UpdatePass pass = {.kind = kind,
+                               .arrays = actual.Arrays(),
+                               .segments = segments,
+                               .args = args,
+                               .grad_scale = 0.3f,
+                               .random_key = RandomKey(7, random(), 3)};
+      UpdateInPieces(isa, pass, random);
+      ReferenceUpdate(pass, expected);
+      ASSERT_TRUE(actual == expected) << form.name << ", values " << static_cast<int>(values);
     }
   }
 }
 
-TEST_P(OptimKernelsTest, AllInstructionSetsStoreTheSameBytes) {
-  const auto [isa, kind] = GetParam();
+INSTANTIATE_TEST_SUITE_P(All, OptimKernelsTest,
+                         ::testing::Combine(::testing::ValuesIn(SupportedIsas()),
+                                            ::testing::ValuesIn([] {
+                                              std::vector<OptimizerKind> kinds;
+                                              for (const OptimizerInfo& info : AllOptimizers()) {
+                                                kinds.push_back(info.kind);
+                                              }
+                                              return kinds;
+                                            }())),
+                         [](const auto& info) {
+                           return absl::StrCat("v", 2 + static_cast<int>(std::get<0>(info.param)),
+                                               "_",
+                                               Abs(GetOptimizerInfo(std::get<1>(info.param)).name));
+                         });
+
+// A parameter is updated alike whichever of its neighbours are.
+TEST(EightBitTest, AbsenceOfOneParameterDoesNotTouchAnother) {
   std::mt19937_64 random(2);
-  for (DType grad_dtype : kAllDTypes) {
-    Tensors a = RandomTensors(random, Values::kAny, grad_dtype, DType::kFloat16);
-    Tensors b = a;
-    const auto args = RandomArgs(random, kind, 1);
-    const UpdateSegment all = {.begin = 0, .end = kElements, .args = 0};
-    UpdatePass pass = {.kind = kind, .segments = absl::MakeConstSpan(&all, 1), .args = args};
-    pass.arrays = a.Arrays();
-    ApplyUpdateOn(isa, pass, 0, kElements);
-    pass.arrays = b.Arrays();
-    ApplyUpdateOn(Isa::kX86V2, pass, 0, kElements);
-    EXPECT_EQ(std::memcmp(a.param.data(), b.param.data(), kElements * 4), 0);
-    EXPECT_EQ(std::memcmp(a.state0.data(), b.state0.data(), kElements * 4), 0);
-    EXPECT_EQ(std::memcmp(a.state1.data(), b.state1.data(), kElements * 4), 0);
-    EXPECT_EQ(a.out, b.out);
+  const std::vector<uint64_t> offsets = {0, 100, 300, 1300};
+  UpdateArrays form;
+  form.state_format = StateFormat::kInt8;
+  UpdateTensors all =
+      RandomTensors(random, form, OptimizerKind::kAdamW, offsets, Values::kOrdinary);
+  UpdateTensors one = all;
+  const UpdateTensors before = all;
+  const auto args = RandomArgs(random, OptimizerKind::kAdamW, 1);
+  const auto update = [&](UpdateTensors& tensors, const std::vector<int>& updated) {
+    const auto segments = tensors.Segments(updated);
+    ApplyUpdate({.arrays = tensors.Arrays(), .segments = segments, .args = args}, 0, 1300);
+  };
+  update(all, {0, 0, 0});
+  update(one, {-1, 0, -1});
+  for (size_t i = 0; i < 1300; ++i) {
+    const UpdateTensors& expected = i >= 100 && i < 300 ? all : before;
+    EXPECT_EQ(one.param[i], expected.param[i]) << i;
+    EXPECT_EQ(one.state[0][i], expected.state[0][i]) << i;
+    EXPECT_EQ(one.absmax[1][one.block_of[i]], expected.absmax[1][one.block_of[i]]) << i;
   }
 }
 
-TEST_P(OptimKernelsTest, WorksWithoutAnOutput) {
-  const auto [isa, kind] = GetParam();
-  std::mt19937_64 random(3);
-  Tensors with = RandomTensors(random, Values::kOrdinary, DType::kFloat32, DType::kBfloat16);
-  Tensors without = with;
-  const auto args = RandomArgs(random, kind, 1);
-  const UpdateSegment all = {.begin = 0, .end = kElements, .args = 0};
-  UpdatePass pass = {.kind = kind, .segments = absl::MakeConstSpan(&all, 1), .args = args};
-  pass.arrays = with.Arrays();
-  ApplyUpdateOn(isa, pass, 0, kElements);
-  pass.arrays = without.Arrays();
-  pass.arrays.out = nullptr;
-  ApplyUpdateOn(isa, pass, 0, kElements);
-  EXPECT_EQ(with.param, without.param);
-  EXPECT_EQ(with.state0, without.state0);
+// A NaN shows in its own parameter and nowhere else.
+TEST(EightBitTest, ANanGradientStaysWithItsElement) {
+  for (float poison : {NAN, INFINITY, -INFINITY}) {
+    std::mt19937_64 random(3);
+    UpdateArrays form;
+    form.state_format = StateFormat::kInt8;
+    UpdateTensors clean =
+        RandomTensors(random, form, OptimizerKind::kAdamW, {0, 256}, Values::kOrdinary);
+    UpdateTensors poisoned = clean;
+    std::memcpy(poisoned.grad.data() + 4 * 77, &poison, 4);
+    std::memset(clean.grad.data() + 4 * 77, 0, 4);
+    const auto args = RandomArgs(random, OptimizerKind::kAdamW, 1);
+    for (UpdateTensors* tensors : {&clean, &poisoned}) {
+      const auto segments = tensors->Segments({0});
+      ApplyUpdate({.arrays = tensors->Arrays(), .segments = segments, .args = args}, 0, 256);
+    }
+    for (size_t i = 0; i < 256; ++i) {
+      if (i == 77) continue;
+      EXPECT_EQ(clean.param[i], poisoned.param[i]);
+      EXPECT_EQ(clean.state[0][i], poisoned.state[0][i]);
+      EXPECT_EQ(clean.state[1][i], poisoned.state[1][i]);
+    }
+    EXPECT_NE(poisoned.param[77], poisoned.param[77]);
+    EXPECT_TRUE(std::isfinite(poisoned.absmax[0][0]) && std::isfinite(poisoned.absmax[1][0]));
+  }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, OptimKernelsTest,
-    ::testing::Combine(::testing::ValuesIn(SupportedIsas()),
-                       ::testing::Values(OptimizerKind::kAdamW, OptimizerKind::kAdam,
-                                         OptimizerKind::kSgd, OptimizerKind::kSgdMomentum)),
-    [](const auto& info) {
-      return absl::StrCat("v", 2 + static_cast<int>(std::get<0>(info.param)), "_",
-                          Abs(GetOptimizerInfo(std::get<1>(info.param)).name));
-    });
+TEST(EightBitDeathTest, ACutThroughABlockIsABug) {
+  std::mt19937_64 random(4);
+  UpdateArrays form;
+  form.state_format = StateFormat::kInt8;
+  UpdateTensors t = RandomTensors(random, form, OptimizerKind::kAdamW, {0, 512}, Values::kOrdinary);
+  const auto args = RandomArgs(random, OptimizerKind::kAdamW, 1);
+  const auto segments = t.Segments({0});
+  const UpdatePass pass = {.arrays = t.Arrays(), .segments = segments, .args = args};
+  EXPECT_DEATH(ApplyUpdate(pass, 0, 128), "cuts a block");
+}
 
 }  // namespace
 }  // namespace zeroshard
