@@ -8,6 +8,7 @@
 #include "base/fault_point.h"
 #include "base/futex.h"
 #include "base/status.h"
+#include "worker/step_input.h"
 
 namespace zeroshard {
 
@@ -238,12 +239,7 @@ absl::Status RankPort::CheckQueued(const Request& request) const {
           "the step brings ", step.groups_size(), " parameter groups, the job has ",
           context_.memory().start().manifest().groups_size(), "; at most ", kMaxGroups));
     }
-    for (const model::v1::GroupOptions& group : step.groups()) {
-      if (!std::isfinite(group.lr()) || group.lr() < 0.0 || !std::isfinite(group.weight_decay())) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("learning rate ", group.lr(), ", weight decay ", group.weight_decay()));
-      }
-    }
+    ZS_RETURN_IF_ERROR(CheckStepGroups(config, step));
     if (step.user_state().size() > config.user_state_bytes()) {
       return absl::InvalidArgumentError(
           absl::StrCat("user_state of ", step.user_state().size(), " bytes; the job has room for ",

@@ -591,7 +591,7 @@ TEST(EngineTest, BadRequestsChangeNothingAndSayWhatIsWrong) {
   step.mutable_step()->set_micro_steps(1);
   fails(step, "parameter groups");
   step.mutable_step()->add_groups()->set_lr(NAN);
-  fails(step, "learning rate");
+  fails(step, "lr is nan");
   EXPECT_TRUE(job.StateBytes() == before);
 }
 
