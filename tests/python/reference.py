@@ -123,7 +123,14 @@ def update(kind, hyper, step, g, p, m, v):
         m = m * F32(b1) + g * F32(1 - b1)
         v = v * F32(b2) + F32(1 - b2) * g * g
         return p - step_size * m / (np.sqrt(v) / root + F32(hyper["eps"])), m, v
+    if kind == "lion":
+        direction = np.sign(m * F32(hyper["beta1"]) + g * F32(1 - hyper["beta1"]))
+        p = p * F32(1 - lr * decay) - F32(lr) * direction
+        return p, m * F32(hyper["beta2"]) + g * F32(1 - hyper["beta2"]), v
     g = g + F32(decay) * p if decay != 0 else g
+    if kind == "adagrad":
+        m = m + g * g
+        return p - F32(lr) * g / (np.sqrt(m) + F32(hyper["eps"])), m, v
     if hyper["momentum"] != 0:
         m = g if step == 1 else m * F32(hyper["momentum"]) + g * F32(1 - hyper["dampening"])
         g = g + F32(hyper["momentum"]) * m if hyper["nesterov"] else m

@@ -160,17 +160,18 @@ class Engine(torch.nn.Module):
             raise misuse("this job is forward-only: it was initialized without an optimizer")
         if self._gradients.logical_steps == 0:
             raise misuse("step() without a backward() before it")
-        boundary = self.is_gradient_accumulation_boundary()
-        self.micro_steps += 1
-        if not boundary:
+        if not self.is_gradient_accumulation_boundary():
+            self.micro_steps += 1
             return
+        groups = self.optimizer.wire_groups()  # a bad one leaves the step to be made
+        self.micro_steps += 1
         hits, misses, wait_us = self._table.take_counts()
         user_state = resume.capture(self)
         micro_steps, weight_total = self._gradients.take_step()
         request = self._session.step(
             micro_steps,
             weight_total,
-            self.optimizer.wire_groups(),
+            groups,
             user_state,
             hits,
             misses,

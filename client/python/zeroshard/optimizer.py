@@ -2,6 +2,7 @@
 the workers."""
 
 import json
+import math
 
 import torch
 
@@ -21,10 +22,28 @@ _SGD_DEFAULTS = {
     "weight_decay": 0.0,
     "nesterov": False,
 }
+_ADAGRAD_DEFAULTS = {"lr": 1e-2, "eps": 1e-10, "weight_decay": 0.0}
+_LION_DEFAULTS = {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0}
+# By the config's optimizer.type, which is also the name of the client's class: torch.optim's, and
+# Lion and the 8-bit ones of whatever package (torch has none).
+_DEFAULTS = {
+    "AdamW": _ADAM_DEFAULTS,
+    "Adam": _ADAM_DEFAULTS,
+    "SGD": _SGD_DEFAULTS,
+    "Adagrad": _ADAGRAD_DEFAULTS,
+    "Lion": _LION_DEFAULTS,
+    "AdamW8bit": _ADAM_DEFAULTS,
+    "Adam8bit": _ADAM_DEFAULTS,
+}
+# What the workers' kernels do not do, by the name of the group's entry.
+_REFUSED = ("amsgrad", "maximize", "lr_decay", "initial_accumulator_value", "differentiable")
 
 
 def _defaults_of(kind):
-    return dict(_SGD_DEFAULTS if kind.lower() == "sgd" else _ADAM_DEFAULTS)
+    for name, defaults in _DEFAULTS.items():
+        if name.lower() == kind.lower():
+            return dict(defaults)
+    return dict(_ADAM_DEFAULTS)  # the daemon refuses the type by name
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -58,7 +77,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
 def wire_group(group):
     """The GroupOptions of one parameter group."""
-    beta1, beta2 = group.get("betas", (0.9, 0.999))
+    try:
+        beta1, beta2 = group.get("betas", (0.9, 0.999))
+    except (TypeError, ValueError) as error:
+        raise invalid(
+            f"optimizer: betas: expected two numbers, found {group['betas']!r}"
+        ) from error
     options = {
         "lr": group["lr"],
         "weight_decay": group.get("weight_decay", 0.0),
@@ -72,6 +96,9 @@ def wire_group(group):
         options = {key: float(value) for key, value in options.items()}
     except (TypeError, ValueError) as error:
         raise invalid(f"optimizer: a hyperparameter is not a number: {error}") from error
+    for key, value in options.items():
+        if not math.isfinite(value):
+            raise invalid(f"optimizer: {key} is {value}; expected a finite number")
     options["nesterov"] = bool(group.get("nesterov", False))
     options["bias_correction"] = bool(group.get("bias_correction", True))
     return options
@@ -80,12 +107,10 @@ def wire_group(group):
 def _values_of(client, config):
     """The config values that describe a torch optimizer: those that the file leaves open."""
     name = type(client).__name__
-    if name not in ("AdamW", "Adam", "SGD"):
-        raise invalid(f"optimizer: {name} is not known; AdamW, Adam and SGD of torch.optim are")
-    for group in client.param_groups:
-        for key in ("amsgrad", "maximize"):
-            if group.get(key):
-                raise invalid(f"optimizer: {name}({key}=True) is not supported")
+    if name not in _DEFAULTS:
+        known = ", ".join(_DEFAULTS)
+        raise invalid(f"optimizer: {name} is not known; classes of these names are: {known}")
+    _refuse_options(name, client)
     first = {k: v for k, v in client.param_groups[0].items() if k != "params"}
     keys = _defaults_of(name)
     params = {k: list(v) if isinstance(v, tuple) else v for k, v in first.items() if k in keys}
@@ -102,6 +127,22 @@ def _values_of(client, config):
             f"optimizer: a torch.optim.{name} was given, but the config's optimizer.type is {kind}"
         )
     return {key: json.dumps(value) for key, value in values.items() if config.get(key) is None}
+
+
+def _refuse_options(name, client):
+    needed = [key for key in ("lr", "betas", "eps", "momentum") if key in _DEFAULTS[name]]
+    for group in client.param_groups:
+        for key in _REFUSED:
+            if group.get(key):
+                raise invalid(f"optimizer: {name}({key}={group[key]!r}) is not supported")
+        missing = [key for key in needed if key not in group]
+        if missing:
+            raise invalid(
+                f"optimizer: {name} of {type(client).__module__} is not the {name} that is known: "
+                f"its parameter groups have no {' and no '.join(missing)}"
+            )
+    if getattr(client, "decoupled_wd", False):  # lion_pytorch: decay that lr does not scale
+        raise invalid(f"optimizer: {name}(decoupled_weight_decay=True) is not supported")
 
 
 def _as_groups(model_parameters, model):
