@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <memory>
+#include <numeric>
 #include <utility>
 
 #include "base/fault_point.h"
@@ -7,29 +9,42 @@
 namespace zeroshard {
 namespace {
 
-// Inputs that have a gradient for the parameter at `position`.
-std::vector<bool> PresentInputs(std::span<const GradientInput> inputs, uint32_t position) {
-  std::vector<bool> present(inputs.size());
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    present[i] = inputs[i].data != nullptr && IsPresent(inputs[i].present, position);
-  }
-  return present;
-}
+// Accumulators of this many bytes have left the caches before the step boundary reads them.
+constexpr uint64_t kStreamedBytes = uint64_t{64} << 20;
+// Elements of one group of an undo record; whole grains, so that squares can be taken per group.
+constexpr uint32_t kUndoGroup = kUndoPayloadBytes / sizeof(float);
+static_assert(kUndoGroup % kGrainElements == 0 && kNormGrain == kGrainElements);
 
-ReductionProgram MakeProgram(const ReductionPlan& plan, const std::vector<bool>& present) {
-  const auto flags = std::make_unique<bool[]>(present.size());
-  std::copy(present.begin(), present.end(), flags.get());
-  return plan.Program(absl::MakeConstSpan(flags.get(), present.size()));
+// Whether an input has a gradient for the parameter at `position`.
+bool TakesPart(const GradientInput& input, uint32_t position) {
+  return input.data != nullptr && IsPresent(input.present, position);
 }
 
 // A stretch of a unit whose elements have the same inputs and the same mode.
 struct Run {
   uint64_t begin = 0;
   uint64_t end = 0;
-  std::vector<bool> inputs;
+  uint32_t position = 0;  // its first parameter
   AccumulateMode mode = AccumulateMode::kStore;
   ReductionProgram program;
 };
+
+AccumulateMode ModeOf(const AccumulateJob& job, uint32_t position) {
+  return IsPresent(job.before, position) ? AccumulateMode::kAdd : AccumulateMode::kStore;
+}
+
+bool AreAlike(const AccumulateJob& job, uint32_t a, uint32_t b) {
+  return ModeOf(job, a) == ModeOf(job, b) &&
+         std::all_of(job.inputs.begin(), job.inputs.end(), [&](const GradientInput& input) {
+           return TakesPart(input, a) == TakesPart(input, b);
+         });
+}
+
+ReductionProgram ProgramOf(const AccumulateJob& job, uint32_t position) {
+  const auto present = std::make_unique<bool[]>(job.inputs.size());
+  for (size_t i = 0; i < job.inputs.size(); ++i) present[i] = TakesPart(job.inputs[i], position);
+  return job.plan->Program(absl::MakeConstSpan(present.get(), job.inputs.size()));
+}
 
 // The stretches that get anything, in increasing order.
 std::vector<Run> PlanRuns(const Layout& layout, const AccumulateJob& job) {
@@ -42,46 +57,130 @@ std::vector<Run> PlanRuns(const Layout& layout, const AccumulateJob& job) {
     const uint64_t end =
         last ? unit.elements() : layout.place(unit.parameters[position + 1]).offset;
     if (end == place.offset) continue;
-    std::vector<bool> present = PresentInputs(job.inputs, position);
-    const AccumulateMode mode =
-        IsPresent(job.before, position) ? AccumulateMode::kAdd : AccumulateMode::kStore;
-    if (!runs.empty() && runs.back().mode == mode && runs.back().inputs == present) {
+    if (!runs.empty() && AreAlike(job, runs.back().position, position)) {
       runs.back().end = end;
-      continue;
+    } else {
+      runs.push_back({place.offset, end, position, ModeOf(job, position), {}});
     }
-    runs.push_back({place.offset, end, std::move(present), mode, {}});
   }
-  for (Run& run : runs) run.program = MakeProgram(*job.plan, run.inputs);
+  for (Run& run : runs) run.program = ProgramOf(job, run.position);
   std::erase_if(runs, [](const Run& run) { return run.program.steps.empty(); });
   return runs;
 }
 
-std::vector<ReduceSource> ToSources(std::span<const GradientInput> inputs) {
-  std::vector<ReduceSource> sources;
-  for (const GradientInput& input : inputs) {
-    sources.push_back({input.data, input.dtype, input.weight != 1.0f, input.weight});
-  }
-  return sources;
-}
+}  // namespace
 
-// Sums the elements [begin, end) of the unit that lie in a run.
-void ReduceRange(std::span<const Run> runs, absl::Span<const ReduceSource> sources, void* element0,
-                 DType dtype, uint64_t begin, uint64_t end) {
-  auto run = std::partition_point(runs.begin(), runs.end(),
-                                  [&](const Run& candidate) { return candidate.end <= begin; });
-  for (; run != runs.end() && run->begin < end; ++run) {
-    Reduce(run->program, sources, {element0, dtype, run->mode}, std::max(begin, run->begin),
-           std::min(end, run->end));
+// What one sum does with any range of its unit, made before the first one; any thread.
+class UnitSum {
+ public:
+  // The squares of the elements of `included` are taken (increasing; none: no squares at all).
+  UnitSum(const Layout& layout, const AccumulateJob& job, Accumulator target,
+          std::vector<ElementRange> included)
+      : runs_(PlanRuns(layout, job)), target_(target), included_(std::move(included)) {
+    for (const GradientInput& input : job.inputs) {
+      sources_.push_back({input.data, input.dtype, input.weight != 1.0f, input.weight});
+    }
+    elements_ = layout.units()[job.unit].elements();
+    FindWholeGrains();
   }
+
+  bool empty() const { return runs_.empty(); }
+  bool adds() const {
+    return std::any_of(runs_.begin(), runs_.end(),
+                       [](const Run& run) { return run.mode == AccumulateMode::kAdd; });
+  }
+
+  // Sums the elements [begin, end), whole grains, and adds the squares of what is there afterwards.
+  void Sum(uint64_t begin, uint64_t end, ExactSum& squares) const {
+    auto whole = std::partition_point(whole_.begin(), whole_.end(),
+                                      [&](const WholeGrains& w) { return w.end <= begin; });
+    for (uint64_t at = begin; at < end;) {
+      uint64_t stop = end;
+      if (whole != whole_.end() && whole->begin <= at) {
+        stop = std::min(end, whole->end);
+        ReduceGrains(whole->run->program, sources_, TargetOf(*whole->run), at, stop, squares);
+        ++whole;
+      } else {
+        if (whole != whole_.end()) stop = std::min(end, whole->begin);
+        SumElements(at, stop);
+        Square(at, stop, squares);
+      }
+      at = stop;
+    }
+  }
+
+  // Adds the squares of what is there now.
+  void Square(uint64_t begin, uint64_t end, ExactSum& squares) const {
+    AddSquares({target_.data, target_.dtype, elements_}, included_, begin / kGrainElements,
+               end / kGrainElements, squares);
+  }
+
+ private:
+  // Grains of one run whose elements' squares all count.
+  struct WholeGrains {
+    uint64_t begin = 0;
+    uint64_t end = 0;
+    const Run* run = nullptr;
+  };
+
+  void FindWholeGrains() {
+    auto range = included_.begin();
+    for (const Run& run : runs_) {
+      while (range != included_.end() && range->end <= run.begin) ++range;
+      for (auto r = range; r != included_.end() && r->begin < run.end; ++r) {
+        const uint64_t first =
+            (std::max(run.begin, r->begin) + kGrainElements - 1) / kGrainElements * kGrainElements;
+        const uint64_t last = std::min(run.end, r->end) / kGrainElements * kGrainElements;
+        if (first < last) whole_.push_back({first, last, &run});
+      }
+    }
+  }
+
+  Accumulator TargetOf(const Run& run) const {
+    Accumulator target = target_;
+    target.mode = run.mode;
+    return target;
+  }
+
+  void SumElements(uint64_t begin, uint64_t end) const {
+    auto run = std::partition_point(runs_.begin(), runs_.end(),
+                                    [&](const Run& r) { return r.end <= begin; });
+    for (; run != runs_.end() && run->begin < end; ++run) {
+      Reduce(run->program, sources_, TargetOf(*run), std::max(begin, run->begin),
+             std::min(end, run->end));
+    }
+  }
+
+  const std::vector<Run> runs_;
+  const Accumulator target_;
+  const std::vector<ElementRange> included_;
+  std::vector<ReduceSource> sources_;
+  std::vector<WholeGrains> whole_;  // increasing
+  uint64_t elements_ = 0;
+};
+
+namespace {
+
+Presence PresenceAfter(const AccumulateJob& job) {
+  Presence after = job.before;
+  for (const GradientInput& input : job.inputs) {
+    if (input.data == nullptr) continue;
+    for (uint32_t word = 0; word < kPresenceWords; ++word) after[word] |= input.present[word];
+  }
+  return after;
 }
 
 }  // namespace
 
-void SumInputs(const Layout& layout, const AccumulateJob& job, GrainRange grains, float* element0) {
-  const std::vector<Run> runs = PlanRuns(layout, job);
-  const std::vector<ReduceSource> sources = ToSources(job.inputs);
-  ReduceRange(runs, sources, element0, DType::kFloat32, grains.first_element(),
-              grains.end * kGrainElements);
+void SumInputs(const Layout& layout, const AccumulateJob& job, GrainRange grains, float* element0,
+               ThreadPool& pool) {
+  const UnitSum sum(layout, job, {.data = element0}, {});
+  pool.ParallelFor(pool.lanes(), [&](size_t item, int) {
+    const ItemRange part = ItemsOfLane(grains.size(), static_cast<int>(item), pool.lanes());
+    ExactSum unused;
+    sum.Sum((grains.begin + part.begin) * kGrainElements,
+            (grains.begin + part.end) * kGrainElements, unused);
+  });
 }
 
 absl::StatusOr<AccumulatorSpace> AccumulatorSpace::Open(const Layout& layout,
@@ -104,43 +203,57 @@ UndoChunk AccumulatorSpace::UndoOf(uint32_t chunk) const {
   undo.elements = chunk_plan.elements;
   undo.arrays[0] = {data(chunk_plan.unit) + chunk_plan.begin * SizeOf(dtype_),
                     static_cast<uint32_t>(SizeOf(dtype_))};
+  undo.group_elements = kUndoGroup;
   return undo;
 }
 
-Presence AccumulatorSpace::Accumulate(const AccumulateJob& job, ThreadPool& pool) const {
-  Presence after = job.before;
-  for (const GradientInput& input : job.inputs) {
-    if (input.data == nullptr) continue;
-    for (uint32_t word = 0; word < kPresenceWords; ++word) after[word] |= input.present[word];
-  }
-  const UnitPlan& unit_plan = plan_->unit(job.unit);
-  const std::vector<Run> runs = PlanRuns(*layout_, job);
-  if (runs.empty() || unit_plan.chunks == 0) return after;
-  const std::vector<ReduceSource> sources = ToSources(job.inputs);
-  auto reduce = [&](uint64_t begin, uint64_t end) {
-    ReduceRange(runs, sources, data(job.unit), dtype_, begin, end);
-  };
-  const bool in_place = std::any_of(
-      runs.begin(), runs.end(), [](const Run& run) { return run.mode == AccumulateMode::kAdd; });
-  auto parallel_for = [&](size_t items, auto fn) { pool.ParallelFor(items, fn); };
-  if (!in_place) {
-    pool.ParallelFor(unit_plan.chunks, [&](size_t item, int) {
-      const ChunkPlan& chunk = plan_->chunks()[unit_plan.first_chunk + item];
-      reduce(chunk.begin, chunk.begin + chunk.elements);
+Accumulated AccumulatorSpace::Accumulate(const AccumulateJob& job, ThreadPool& pool) const {
+  Accumulated result;
+  result.present = PresenceAfter(job);
+  const UnitPlan& unit = plan_->unit(job.unit);
+  const Accumulator target{.data = data(job.unit),
+                           .dtype = dtype_,
+                           .streamed = plan_->totals().accumulator >= kStreamedBytes};
+  const UnitSum sum(*layout_, job, target,
+                    PresentRanges(*layout_, job.unit, result.present, job.squared.first_element(),
+                                  job.squared.end * kGrainElements));
+  if (unit.chunks == 0 || result.present == Presence{}) return result;
+  std::vector<ExactSum> squares(std::max<size_t>(pool.lanes(), undo_.lanes()));
+  if (sum.adds()) {
+    AddProtected(job, sum, pool, squares);
+  } else {
+    pool.ParallelFor(unit.chunks, [&](size_t item, int lane) {
+      const ChunkPlan& chunk = plan_->chunks()[unit.first_chunk + item];
+      sum.Sum(chunk.begin, chunk.begin + chunk.elements, squares[lane]);
     });
-    return after;
   }
-  std::vector<uint32_t> chunks(unit_plan.chunks);
-  for (uint32_t i = 0; i < unit_plan.chunks; ++i) chunks[i] = unit_plan.first_chunk + i;
+  for (const ExactSum& part : squares) result.squares.Merge(part);
+  return result;
+}
+
+void AccumulatorSpace::AddProtected(const AccumulateJob& job, const UnitSum& sum, ThreadPool& pool,
+                                    std::span<ExactSum> squares) const {
+  const UnitPlan& unit = plan_->unit(job.unit);
+  std::vector<uint32_t> chunks(unit.chunks);
+  std::iota(chunks.begin(), chunks.end(), unit.first_chunk);
+  // By chunk: the first element that was summed here. What lies before it, a killed process summed.
+  std::vector<uint64_t> first(unit.chunks, kAbsent);
   const ProtectedPass pass{undo_, {.tag = job.tag << 1, .op = kAccumulateOp}};
   RunProtected(
-      pass, chunks, parallel_for, [&](uint32_t chunk) { return UndoOf(chunk); },
-      [&](uint32_t chunk, uint64_t begin, uint64_t end) {
+      pass, chunks, [&](size_t items, auto fn) { pool.ParallelFor(items, fn); },
+      [&](uint32_t chunk) { return UndoOf(chunk); },
+      [&](uint32_t lane, uint32_t chunk, uint64_t begin, uint64_t end) {
         ZS_FAULT_POINT("worker.merge.group");
         const uint64_t base = plan_->chunks()[chunk].begin;
-        reduce(base + begin, base + end);
+        uint64_t& start = first[chunk - unit.first_chunk];
+        start = std::min(start, begin);
+        sum.Sum(base + begin, base + end, squares[lane]);
       });
-  return after;
+  pool.ParallelFor(unit.chunks, [&](size_t item, int lane) {
+    const ChunkPlan& chunk = plan_->chunks()[unit.first_chunk + item];
+    const uint64_t before = std::min(first[item], chunk.elements);
+    if (before > 0) sum.Square(chunk.begin, chunk.begin + before, squares[lane]);
+  });
 }
 
 std::vector<ElementRange> PresentRanges(const Layout& layout, uint32_t unit,

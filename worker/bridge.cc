@@ -24,15 +24,21 @@ bool Update(uint64_t& sent, uint64_t now) { return std::exchange(sent, now) != n
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Bridge>> Bridge::Create(EngineContext& context, const Shard& shard,
-                                                       Mesh& mesh, LocalInput local_input) {
-  std::unique_ptr<Bridge> bridge(new Bridge(context, shard, mesh, std::move(local_input)));
+                                                       ThreadPool& pool, Mesh& mesh,
+                                                       LocalInput local_input) {
+  std::unique_ptr<Bridge> bridge(new Bridge(context, shard, pool, mesh, std::move(local_input)));
   ZS_RETURN_IF_ERROR(bridge->PlanSums());
   bridge->OnConnected();
   return bridge;
 }
 
-Bridge::Bridge(EngineContext& context, const Shard& shard, Mesh& mesh, LocalInput local_input)
-    : context_(context), shard_(shard), mesh_(mesh), local_input_(std::move(local_input)) {}
+Bridge::Bridge(EngineContext& context, const Shard& shard, ThreadPool& pool, Mesh& mesh,
+               LocalInput local_input)
+    : context_(context),
+      shard_(shard),
+      pool_(pool),
+      mesh_(mesh),
+      local_input_(std::move(local_input)) {}
 
 absl::Status Bridge::PlanSums() {
   const JobMemory& memory = context_.memory();
@@ -216,7 +222,7 @@ std::vector<std::byte> Bridge::EncodePartials(
     std::byte* sums = writer.Extend(slice.elements() * sizeof(float));
     const AccumulateJob job{
         .unit = unit, .tag = 0, .plan = &node_plans_[n], .inputs = leaves, .before = {}};
-    SumInputs(layout, job, slice, reinterpret_cast<float*>(sums) - first);
+    SumInputs(layout, job, slice, reinterpret_cast<float*>(sums) - first, pool_);
   }
   return writer.Take();
 }

@@ -34,7 +34,8 @@ class Bridge {
       std::function<std::optional<GradientInput>(uint32_t rank, uint32_t unit, Tag tag)>;
 
   static absl::StatusOr<std::unique_ptr<Bridge>> Create(EngineContext& context, const Shard& shard,
-                                                        Mesh& mesh, LocalInput local_input);
+                                                        ThreadPool& pool, Mesh& mesh,
+                                                        LocalInput local_input);
 
   // The mesh stands: all that may be missing elsewhere is sent again.
   void OnConnected();
@@ -81,7 +82,8 @@ class Bridge {
     uint64_t ready = 0, applied = 0, decision = 0, pushed = 0, poisoned = 0, drop = 0;
   };
 
-  Bridge(EngineContext& context, const Shard& shard, Mesh& mesh, LocalInput local_input);
+  Bridge(EngineContext& context, const Shard& shard, ThreadPool& pool, Mesh& mesh,
+         LocalInput local_input);
   absl::Status PlanSums();
 
   bool SendOrder(uint32_t peer, uint32_t rank);
@@ -111,6 +113,7 @@ class Bridge {
 
   EngineContext& context_;
   const Shard& shard_;
+  ThreadPool& pool_;
   Mesh& mesh_;
   const LocalInput local_input_;
   std::vector<std::vector<TreeNode>> nodes_;     // by worker: what it sums by itself

@@ -34,7 +34,8 @@ Engine::Engine(JobMemory& memory, Clock& clock, EngineOutput& output, Shard shar
       ports_(memory.ranks()),
       local_(memory.ranks()),
       keeper_(context_),
-      unfinished_local_(memory.ranks()) {
+      unfinished_local_(memory.ranks()),
+      squares_(memory.layout().units().size()) {
   for (uint32_t rank = 0; rank < memory.ranks(); ++rank) {
     if (memory.is_home_of(rank)) ports_[rank] = std::make_unique<RankPort>(context_, rank);
   }
@@ -146,7 +147,7 @@ void Engine::FinishDrop(uint64_t generation) {
 }
 
 absl::Status Engine::Connect(Mesh& mesh) {
-  ZS_ASSIGN_OR_RETURN(bridge_, Bridge::Create(context_, shard_, mesh,
+  ZS_ASSIGN_OR_RETURN(bridge_, Bridge::Create(context_, shard_, pool_, mesh,
                                               [this](uint32_t rank, uint32_t unit, Tag tag) {
                                                 return SourceOf(rank, unit, tag);
                                               }));
@@ -311,7 +312,7 @@ bool Engine::MergeLocal(uint32_t rank, uint32_t unit) {
                           .plan = &single_,
                           .inputs = {&*input, 1},
                           .before = PresenceBefore(record, tag)};
-  AdvanceRecord(record, tag, local_[rank]->Accumulate(job, pool_));
+  AdvanceRecord(record, tag, local_[rank]->Accumulate(job, pool_).present);
   FinishUnit(unfinished_local_[rank]);
   return true;
 }
@@ -332,8 +333,11 @@ bool Engine::MergeUnit(uint32_t unit) {
                           .tag = tag,
                           .plan = bridge_ != nullptr ? &bridge_->plan() : &plan_,
                           .inputs = *inputs,
-                          .before = PresenceBefore(record, tag)};
-  AdvanceRecord(record, tag, shard_.accumulators().Accumulate(job, pool_));
+                          .before = PresenceBefore(record, tag),
+                          .squared = context_.memory().plan().unit(unit).shard};
+  const Accumulated sum = shard_.accumulators().Accumulate(job, pool_);
+  AdvanceRecord(record, tag, sum.present);
+  squares_[unit] = {tag, sum.present, sum.squares};
   if (bridge_ != nullptr) bridge_->Forget(unit, tag);
   FinishUnit(unfinished_);
   return true;

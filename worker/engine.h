@@ -110,6 +110,8 @@ class Engine {
   std::optional<GradientInput> SourceOf(uint32_t rank, uint32_t unit, Tag tag) const;
   bool CopyPuts();
   bool AnnounceReady();
+  // The squares of this worker's sums of all units, which are complete up to `last`.
+  ExactSum Squares(Tag last) const;
   bool Decide();
   bool Apply();
   bool Commit();
@@ -133,7 +135,15 @@ class Engine {
   // A unit whose sum a predecessor left in the middle: no other is summed in place before it.
   std::optional<uint32_t> unfinished_;
   std::vector<std::optional<uint32_t>> unfinished_local_;  // by rank
-  uint64_t attempt_ = 0;                                   // as of the last FollowAttempt
+  // What the last sum of each unit found in its pass. A successor of a killed process has it only
+  // of the units that it summed itself.
+  struct UnitSquares {
+    Tag tag = 0;
+    Presence present = {};
+    ExactSum sum;
+  };
+  std::vector<UnitSquares> squares_;
+  uint64_t attempt_ = 0;  // as of the last FollowAttempt
   // Leader: since when it waits for arrivals, and when each rank was last heard of.
   std::optional<absl::Duration> waiting_since_;
   std::vector<uint64_t> activity_;

@@ -19,6 +19,24 @@ bool Engine::AllArrived() const {
   return true;
 }
 
+ExactSum Engine::Squares(Tag last) const {
+  ExactSum sum;
+  const PartitionPlan& plan = context_.memory().plan();
+  for (uint32_t unit = 0; unit < squares_.size(); ++unit) {
+    if (!plan.unit(unit).has_optimizer || plan.unit(unit).shard.size() == 0) continue;
+    const MergeRecord& record = context_.board().merged(context_.me(), unit);
+    const Presence present = PresenceBefore(record, last);
+    const UnitSquares& known = squares_[unit];
+    if (known.tag == record.tag.load(std::memory_order_acquire) && known.present == present) {
+      sum.Merge(known.sum);
+    } else {
+      shard_.AddSquares(unit, present, sum);
+    }
+  }
+  sum.Normalize();
+  return sum;
+}
+
 bool Engine::AnnounceReady() {
   WorkerSlot& slot = context_.board().worker(context_.me());
   if (slot.ready.load() == attempt_ || !AllArrived()) return false;
@@ -30,13 +48,7 @@ bool Engine::AnnounceReady() {
     if (context_.board().merged(context_.me(), unit).tag.load(std::memory_order_acquire) < last)
       return false;
   }
-  ExactSum sum;
-  for (uint32_t unit = 0; unit < units; ++unit) {
-    if (!plan.unit(unit).has_optimizer || plan.unit(unit).shard.size() == 0) continue;
-    const MergeRecord& record = context_.board().merged(context_.me(), unit);
-    shard_.AddSquares(unit, PresenceBefore(record, last), sum);
-  }
-  sum.Normalize();
+  const ExactSum sum = Squares(last);
   static_assert(sizeof(sum) == sizeof(slot.norm));
   std::memcpy(slot.norm, &sum, sizeof(sum));
   ZS_FAULT_POINT("worker.step.before_ready");

@@ -2,6 +2,7 @@
 // have internal linkage or are always inlined, so that the linker cannot mix instruction sets.
 #include "worker/kernel_math.h"
 #include "worker/norm_table.h"
+#include "worker/squares_kernel.h"
 
 #define ZS_CONCAT_INNER(a, b) a##b
 #define ZS_CONCAT(a, b) ZS_CONCAT_INNER(a, b)
@@ -12,27 +13,9 @@ namespace {
 using kernel::Bf16;
 using kernel::Fp16;
 using kernel::Fp32;
+using kernel::SumSquares;
 
-constexpr int kLanes = 16;
-typedef float Floats __attribute__((vector_size(kLanes * sizeof(float))));
-typedef double Doubles __attribute__((vector_size(kLanes * sizeof(double))));
-
-// The definition in grad_norm.h, on 256 floats.
-ZS_KERNEL_FN double SumSquares(const float* values) {
-  Doubles sums = {};
-  for (int i = 0; i < kGrain; i += kLanes) {
-    Floats floats;
-    __builtin_memcpy(&floats, values + i, sizeof(floats));
-    const Doubles wide = __builtin_convertvector(floats, Doubles);
-    sums += wide * wide;
-  }
-  double lanes[kLanes];
-  __builtin_memcpy(lanes, &sums, sizeof(lanes));
-  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
-    for (int k = 0; k < distance; ++k) lanes[k] += lanes[k + distance];
-  }
-  return lanes[0];
-}
+static_assert(kGrain == kernel::kSquaresGrain);
 
 template <class Type>
 double Grain(const void* data, uint64_t begin) {

@@ -127,7 +127,8 @@ void RunProtectedChunk(const ProtectedPass& pass, uint32_t lane, uint32_t chunk_
 // is finished on its own lane, then the rest is shared out; so the number of lanes and their
 // assignment may differ from the predecessor's. `parallel_for(n, fn)` calls fn(item, lane), lane <
 // lanes <= area.lanes(), as ThreadPool::ParallelFor does. `arrays_of(chunk)` returns the UndoChunk;
-// `update(chunk, begin, end)` updates elements of that chunk.
+// `update(chunk, begin, end)`, or `update(lane, chunk, begin, end)`, updates elements of that
+// chunk; no two calls of one lane run at the same time.
 template <class ParallelFor, class ArraysOf, class Update, class Probe = NoProbe>
 void RunProtected(const ProtectedPass& pass, absl::Span<const uint32_t> chunks,
                   ParallelFor&& parallel_for, ArraysOf&& arrays_of, Update&& update,
@@ -135,7 +136,14 @@ void RunProtected(const ProtectedPass& pass, absl::Span<const uint32_t> chunks,
   auto run = [&](uint32_t lane, uint32_t chunk) {
     RunProtectedChunk(
         pass, lane, chunk, arrays_of(chunk),
-        [&](uint64_t begin, uint64_t end) { update(chunk, begin, end); }, probe);
+        [&](uint64_t begin, uint64_t end) {
+          if constexpr (std::is_invocable_v<Update&, uint32_t, uint32_t, uint64_t, uint64_t>) {
+            update(lane, chunk, begin, end);
+          } else {
+            update(chunk, begin, end);
+          }
+        },
+        probe);
   };
   std::vector<UndoResume> torn;
   for (uint32_t lane = 0; lane < pass.area.lanes(); ++lane) {

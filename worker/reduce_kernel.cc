@@ -10,7 +10,7 @@ namespace {
 
 using reduce_internal::ReduceTable;
 
-constexpr uint32_t kBlock = 256;
+constexpr uint32_t kBlock = reduce_internal::kGrain;
 
 static_assert(static_cast<int>(DType::kFloat32) == 0 && static_cast<int>(DType::kBfloat16) == 1 &&
               static_cast<int>(DType::kFloat16) == 2);
@@ -38,12 +38,34 @@ struct BlockStack {
   alignas(64) float blocks[kMaxReductionDepth][kBlock];
 };
 
+// The number of steps from `at` on that are the sum of 2 or 4 sources of one type without weights,
+// which one loop computes: 5 for 4 sources, 2 for 2, 0 for anything else.
+uint32_t TreeSteps(const ReductionProgram& program, absl::Span<const ReduceSource> sources,
+                   size_t at, const void** data) {
+  using Kind = ReductionStep::Kind;
+  constexpr Kind kQuad[] = {Kind::kPush, Kind::kAddInput, Kind::kPush, Kind::kAddInput,
+                            Kind::kAddTop};
+  const DType dtype = sources[program.steps[at].input].dtype;
+  uint32_t matching = 0;
+  uint32_t inputs = 0;
+  for (; matching < 5 && at + matching < program.steps.size(); ++matching) {
+    const ReductionStep& step = program.steps[at + matching];
+    if (step.kind != kQuad[matching]) break;
+    if (step.kind == Kind::kAddTop) continue;
+    const ReduceSource& source = sources[step.input];
+    if (source.dtype != dtype || source.weighted) break;
+    data[inputs++] = source.data;
+  }
+  return matching == 5 ? 5 : matching >= 2 ? 2 : 0;
+}
+
 // Runs the program on elements [begin, begin + elements) and returns the block with the sum.
 const float* SumBlock(const ReduceTable& table, const ReductionProgram& program,
                       absl::Span<const ReduceSource> sources, uint64_t begin, uint32_t elements,
                       BlockStack& stack) {
   float(*top)[kBlock] = stack.blocks - 1;
-  for (const ReductionStep& step : program.steps) {
+  for (size_t at = 0; at < program.steps.size(); ++at) {
+    const ReductionStep& step = program.steps[at];
     if (step.kind == ReductionStep::Kind::kAddTop) {
       table.add_block(top[-1], top[0], elements);
       --top;
@@ -52,14 +74,26 @@ const float* SumBlock(const ReduceTable& table, const ReductionProgram& program,
     const ReduceSource& source = sources[step.input];
     const int dtype = static_cast<int>(source.dtype);
     const int weighted = source.weighted ? 1 : 0;
-    if (step.kind == ReductionStep::Kind::kPush) {
-      ++top;
-      table.load[dtype][weighted](*top, source.data, begin, elements, source.weight);
-    } else {
+    if (step.kind == ReductionStep::Kind::kAddInput) {
       table.add[dtype][weighted](*top, source.data, begin, elements, source.weight);
+      continue;
     }
+    ++top;
+    const void* data[4];
+    const uint32_t tree = TreeSteps(program, sources, at, data);
+    if (tree == 0) {
+      table.load[dtype][weighted](*top, source.data, begin, elements, source.weight);
+      continue;
+    }
+    (tree == 5 ? table.quad : table.pair)[dtype](*top, data, begin, elements);
+    at += tree - 1;
   }
   return *top;
+}
+
+void CheckProgram(const ReductionProgram& program, absl::Span<const ReduceSource> sources) {
+  ZS_CHECK(program.stack_depth <= kMaxReductionDepth, "reduction tree too deep");
+  ZS_CHECK(program.inputs == sources.size(), "sources do not match the program");
 }
 
 }  // namespace
@@ -67,8 +101,7 @@ const float* SumBlock(const ReduceTable& table, const ReductionProgram& program,
 void ReduceOn(Isa isa, const ReductionProgram& program, absl::Span<const ReduceSource> sources,
               const Accumulator& accumulator, size_t begin, size_t end) {
   if (program.steps.empty()) return;
-  ZS_CHECK(program.stack_depth <= kMaxReductionDepth, "reduction tree too deep");
-  ZS_CHECK(program.inputs == sources.size(), "sources do not match the program");
+  CheckProgram(program, sources);
   const ReduceTable& table = TableOf(isa);
   const auto store =
       table.store[static_cast<int>(accumulator.dtype)][static_cast<int>(accumulator.mode)];
@@ -82,6 +115,28 @@ void ReduceOn(Isa isa, const ReductionProgram& program, absl::Span<const ReduceS
 void Reduce(const ReductionProgram& program, absl::Span<const ReduceSource> sources,
             const Accumulator& accumulator, size_t begin, size_t end) {
   ReduceOn(ChosenIsa(), program, sources, accumulator, begin, end);
+}
+
+void ReduceGrainsOn(Isa isa, const ReductionProgram& program,
+                    absl::Span<const ReduceSource> sources, const Accumulator& accumulator,
+                    size_t begin, size_t end, ExactSum& squares) {
+  ZS_CHECK(!program.steps.empty() && begin % kBlock == 0 && end % kBlock == 0, "no whole grains");
+  CheckProgram(program, sources);
+  const ReduceTable& table = TableOf(isa);
+  const int dtype = static_cast<int>(accumulator.dtype);
+  const bool streamed = accumulator.streamed && accumulator.mode == AccumulateMode::kStore;
+  const auto grain = streamed ? table.streamed_grain[dtype]
+                              : table.grain[dtype][static_cast<int>(accumulator.mode)];
+  BlockStack stack;
+  for (uint64_t at = begin; at < end; at += kBlock) {
+    squares.Add(grain(SumBlock(table, program, sources, at, kBlock, stack), accumulator.data, at));
+  }
+  if (streamed) table.stream_fence();
+}
+
+void ReduceGrains(const ReductionProgram& program, absl::Span<const ReduceSource> sources,
+                  const Accumulator& accumulator, size_t begin, size_t end, ExactSum& squares) {
+  ReduceGrainsOn(ChosenIsa(), program, sources, accumulator, begin, end, squares);
 }
 
 void ConvertElements(const void* source, DType from, void* destination, DType to, size_t elements) {

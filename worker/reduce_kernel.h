@@ -20,6 +20,7 @@
 #include "absl/types/span.h"
 #include "base/dtype.h"
 #include "device/cpu/isa.h"
+#include "worker/exact_sum.h"
 #include "worker/reduction_tree.h"
 
 namespace zeroshard {
@@ -38,6 +39,9 @@ struct Accumulator {
   void* data = nullptr;
   DType dtype = DType::kFloat32;
   AccumulateMode mode = AccumulateMode::kStore;
+  // ReduceGrains stores past the caches: for accumulators that are larger than they. Needs
+  // accumulators aligned to 64 bytes at every grain.
+  bool streamed = false;
 };
 
 // Elements of the stack of blocks that a program needs; the program's stack_depth must not exceed
@@ -51,6 +55,15 @@ void Reduce(const ReductionProgram& program, absl::Span<const ReduceSource> sour
 // The same on a chosen instruction set, for tests; `isa` must be supported.
 void ReduceOn(Isa isa, const ReductionProgram& program, absl::Span<const ReduceSource> sources,
               const Accumulator& accumulator, size_t begin, size_t end);
+
+// The same for whole grains (begin and end are multiples of 256) and a program that is not empty;
+// adds the grains' numbers of what the accumulator holds then, all elements included, to `squares`
+// (worker/grad_norm.h), while they are in registers and in the first-level cache.
+void ReduceGrains(const ReductionProgram& program, absl::Span<const ReduceSource> sources,
+                  const Accumulator& accumulator, size_t begin, size_t end, ExactSum& squares);
+void ReduceGrainsOn(Isa isa, const ReductionProgram& program,
+                    absl::Span<const ReduceSource> sources, const Accumulator& accumulator,
+                    size_t begin, size_t end, ExactSum& squares);
 
 // destination[i] = convert(source[i]) for i in [0, elements): widening exactly, rounding to nearest
 // even.

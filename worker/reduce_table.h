@@ -7,17 +7,29 @@
 namespace zeroshard::reduce_internal {
 
 inline constexpr int kDTypes = 3;  // in the order of DType
+inline constexpr int kGrain = 256;
 
 // block[i] = (or +=) widen(source[begin + i]), times weight in the weighted loops.
 using SourceFn = void (*)(float* block, const void* source, uint64_t begin, uint32_t elements,
                           float weight);
+// block[i] = the sum of widen(sources[k][begin + i]) over 2 or 4 sources of one type.
+using TreeFn = void (*)(float* block, const void* const* sources, uint64_t begin,
+                        uint32_t elements);
 // target[begin + i] = round(block[i]), or round(widen(target[begin + i]) + block[i]).
 using TargetFn = void (*)(const float* block, void* target, uint64_t begin, uint32_t elements);
+// The same for one grain; returns the sum of squares of what is in the target then (grad_norm.h).
+using GrainFn = double (*)(const float* block, void* target, uint64_t begin);
 
 struct ReduceTable {
   SourceFn load[kDTypes][2];  // [dtype][weighted]
   SourceFn add[kDTypes][2];
+  TreeFn pair[kDTypes];        // a + b
+  TreeFn quad[kDTypes];        // (a + b) + (c + d)
   TargetFn store[kDTypes][2];  // [dtype][AccumulateMode]
+  GrainFn grain[kDTypes][2];   // [dtype][AccumulateMode]
+  // Stores past the caches; block and target are aligned to 64 bytes. A stream fence must follow.
+  GrainFn streamed_grain[kDTypes];
+  void (*stream_fence)();
   // block[i] += other[i]
   void (*add_block)(float* block, const float* other, uint32_t elements);
 };

@@ -46,12 +46,22 @@ struct AccumulateJob {
   Tag tag = 0;
   const ReductionPlan* plan = nullptr;
   std::span<const GradientInput> inputs;
-  Presence before = {};  // parameters that the accumulator already holds in this attempt
+  Presence before = {};     // parameters that the accumulator already holds in this attempt
+  GrainRange squared = {};  // grains of the slice whose squares afterwards are wanted
+};
+
+struct Accumulated {
+  Presence present = {};
+  // Of the present parameters' elements in AccumulateJob::squared; normalised.
+  ExactSum squares;
 };
 
 // The inputs' sum alone, stored for the elements of `grains` (element0: the unit's element 0;
-// job.tag and job.before are not used).
-void SumInputs(const Layout& layout, const AccumulateJob& job, GrainRange grains, float* element0);
+// only job.unit, plan and inputs are used).
+void SumInputs(const Layout& layout, const AccumulateJob& job, GrainRange grains, float* element0,
+               ThreadPool& pool);
+
+class UnitSum;  // worker/accumulator_space.cc
 
 // Accumulators of whole units or of a worker's slices, with their undo area.
 class AccumulatorSpace {
@@ -61,8 +71,9 @@ class AccumulatorSpace {
                                                std::byte* memory, DType dtype);
 
   // Adds the inputs' sum to the accumulator, or stores it where `before` says that nothing is there
-  // yet. Returns the presence afterwards.
-  Presence Accumulate(const AccumulateJob& job, ThreadPool& pool) const;
+  // yet, and takes the squares of the result in the same pass. Returns what is there afterwards;
+  // the same to a successor that finishes the pass of a killed process.
+  Accumulated Accumulate(const AccumulateJob& job, ThreadPool& pool) const;
 
   // Element 0 of the unit (index within the slice only).
   std::byte* data(uint32_t unit) const;
@@ -71,6 +82,8 @@ class AccumulatorSpace {
   UndoChunk UndoOf(uint32_t chunk) const;
 
  private:
+  void AddProtected(const AccumulateJob& job, const UnitSum& sum, ThreadPool& pool,
+                    std::span<ExactSum> squares) const;
   AccumulatorSpace(const Layout& layout, const PartitionPlan& plan, std::byte* memory, DType dtype,
                    UndoArea undo)
       : layout_(&layout), plan_(&plan), memory_(memory), dtype_(dtype), undo_(undo) {}
