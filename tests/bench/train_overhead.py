@@ -8,21 +8,21 @@ by the global norm. One JSON line a stage: the median ratio of the blocks and it
 both sides are compared in the same run, and a figure without equal losses does not count.
 """
 
-import argparse
+import functools
 import json
 import os
 import pathlib
-import random
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
+import paired
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "client" / "python"), str(ROOT / "tests" / "python")]
 
-TARGET = 1.03
+TARGET = "<= 1.03"
 RANKS = 2
 MODEL = {"width": 128, "layers": 4, "heads": 4, "context": 128}
 SMALL = {"width": 32, "layers": 1, "heads": 2, "context": 32}
@@ -105,7 +105,6 @@ def rank_main(arguments):
         "ddp": Ddp(models[1], 1e-4),
     }
     losses = {name: [] for name in sides}
-    times = {name: [] for name in sides}
 
     def block(name, steps):
         side, start = sides[name], len(losses[name])
@@ -116,11 +115,10 @@ def rank_main(arguments):
         torch.distributed.barrier()
         return (time.perf_counter() - begin) / steps
 
-    for name in ("engine", "ddp"):
+    for name in sides:
         block(name, 2 if arguments.smoke else 5)  # the recorded order and the allocators settle
-    for _ in range(arguments.blocks):
-        for name in ("engine", "ddp", "ddp", "engine"):
-            times[name].append(block(name, arguments.steps))
+    steps = {name: functools.partial(block, name, arguments.steps) for name in sides}
+    times = paired.blocks(arguments.blocks, steps, first=0)
     if arguments.rank == 0:
         print(json.dumps({"times": times, "losses": losses}))
     sides["engine"].engine.destroy()
@@ -156,39 +154,24 @@ def measure(arguments, stage, daemon, directory):
     return json.loads(outputs[0])
 
 
-def report(stage, found, arguments):
-    """Prints the figure; False when it misses its target."""
-    times = found["times"]
-    # A B B A: a drift cancels within a block.
-    pairs = {name: [x + y for x, y in zip(t[::2], t[1::2])] for name, t in times.items()}
-    ratios = [a / b for a, b in zip(pairs["engine"], pairs["ddp"])]
-    chooser = random.Random(1)
-    medians = sorted(statistics.median(chooser.choices(ratios, k=len(ratios))) for _ in range(1000))
-    ratio = statistics.median(ratios)
-    difference = max(abs(a - b) for a, b in zip(found["losses"]["engine"], found["losses"]["ddp"]))
-    equal = difference < 1e-3
-    line = {
-        "bench": "train_overhead",
-        "figure": f"step at stage {stage}",
-        "vs": "PyTorch DDP with Gloo",
-        "unit": "ms",
-        "a": round(1e3 * statistics.median(times["engine"]), 3),
-        "b": round(1e3 * statistics.median(times["ddp"]), 3),
-        "ratio": round(ratio, 4),
-        "ci": [round(medians[25], 4), round(medians[974], 4)],
-        "target": f"<= {TARGET}",
-        "blocks": len(ratios),
-        "losses_differ_by": round(difference, 5),
-        "pass": None if arguments.smoke else equal and ratio <= TARGET,
-    }
-    print(json.dumps(line), flush=True)
-    return equal and (arguments.smoke or ratio <= TARGET)
+def report(bench, stage, found):
+    times, losses = found["times"], found["losses"]
+    difference = max(abs(a - b) for a, b in zip(losses["engine"], losses["ddp"]))
+    bench.require(difference < 1e-3, f"the losses at stage {stage} differ by {difference}")
+    milliseconds = {name: [1e3 * t for t in values] for name, values in times.items()}
+    bench.compare(
+        f"step at stage {stage}",
+        "PyTorch DDP with Gloo",
+        "ms",
+        milliseconds["engine"],
+        milliseconds["ddp"],
+        TARGET,
+        losses_differ_by=round(difference, 5),
+    )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--blocks", type=int, default=24)
+    parser = paired.parser(__doc__, blocks=24)
     parser.add_argument("--steps", type=int, default=1, help="steps of each side between two of the other")
     parser.add_argument("--stages", default="1,2,3")
     parser.add_argument(
@@ -205,17 +188,17 @@ def main():
 
     if arguments.smoke:
         arguments.blocks, arguments.steps = 1, 2
-    good = True
+    bench = paired.Bench("train_overhead", arguments.smoke)
     with tempfile.TemporaryDirectory() as directory:
         daemon = real_daemon.Daemon(
             pathlib.Path(arguments.binaries).resolve(), pathlib.Path(directory), timeout="120s"
         )
         try:
             for stage in (int(s) for s in arguments.stages.split(",")):
-                good &= report(stage, measure(arguments, stage, daemon, directory), arguments)
+                report(bench, stage, measure(arguments, stage, daemon, directory))
         finally:
             daemon.stop()
-    return 0 if good else 1
+    return bench.status()
 
 
 if __name__ == "__main__":
