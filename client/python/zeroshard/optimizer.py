@@ -99,6 +99,10 @@ def wire_group(group):
     for key, value in options.items():
         if not math.isfinite(value):
             raise invalid(f"optimizer: {key} is {value}; expected a finite number")
+        if value < 0 and key in ("lr", "weight_decay", "eps", "momentum"):
+            raise invalid(f"optimizer: {key} is {value}; expected 0 or more")
+        if key in ("beta1", "beta2") and not 0 <= value < 1:
+            raise invalid(f"optimizer: betas: {value} is not in [0, 1)")
     options["nesterov"] = bool(group.get("nesterov", False))
     options["bias_correction"] = bool(group.get("bias_correction", True))
     return options
