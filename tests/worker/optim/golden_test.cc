@@ -139,8 +139,9 @@ struct Fp64 {
 
   // Returns the new (p, s0, s1).
   std::array<double, 3> operator()(double g, double p, double s0, double s1, int64_t step) const {
-    if (kind == OptimizerKind::kAdamW) p *= 1 - h.lr * h.weight_decay;
-    if (kind != OptimizerKind::kAdamW) {
+    if (kind == OptimizerKind::kAdamW || kind == OptimizerKind::kLion) {
+      p *= 1 - h.lr * h.weight_decay;
+    } else {
       g = static_cast<float>(g) + static_cast<float>(h.weight_decay) * static_cast<float>(p);
     }
     if (kind == OptimizerKind::kSgd) return {p - h.lr * g, s0, s1};
@@ -148,7 +149,16 @@ struct Fp64 {
       s0 = step == 1 ? g : h.momentum * s0 + (1 - h.dampening) * g;
       return {p - h.lr * (h.nesterov ? g + h.momentum * s0 : s0), s0, s1};
     }
+    if (kind == OptimizerKind::kAdagrad) {
+      s0 += g * g;
+      return {p - h.lr * g / (std::sqrt(s0) + h.eps), s0, s1};
+    }
     const auto rounded = [](double x) { return double{static_cast<float>(x)}; };
+    if (kind == OptimizerKind::kLion) {
+      const double direction = rounded(h.beta1) * s0 + rounded(1 - h.beta1) * g;
+      s0 = rounded(h.beta2) * s0 + rounded(1 - h.beta2) * g;
+      return {p - h.lr * (direction > 0 ? 1 : direction < 0 ? -1 : 0), s0, s1};
+    }
     s0 = rounded(h.beta1) * s0 + rounded(1 - h.beta1) * g;
     s1 = rounded(h.beta2) * s1 + rounded(1 - h.beta2) * g * g;
     const double t = static_cast<double>(step);
@@ -189,16 +199,18 @@ TEST_P(Fp64Test, EveryStepIsWithinTwoUlps) {
 
 INSTANTIATE_TEST_SUITE_P(
     Formulas, Fp64Test,
-    ::testing::Values(Fp64{OptimizerKind::kAdamW, {.weight_decay = 0.1}},
-                      Fp64{OptimizerKind::kAdamW,
-                           {.lr = 3e-4, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6}},
-                      Fp64{OptimizerKind::kAdam, {}},
-                      Fp64{OptimizerKind::kAdam, {.weight_decay = 0.01}},
-                      Fp64{OptimizerKind::kSgd, {.weight_decay = 0.01}},
-                      Fp64{OptimizerKind::kSgdMomentum, {.momentum = 0.9}},
-                      Fp64{OptimizerKind::kSgdMomentum,
-                           {.weight_decay = 0.01, .momentum = 0.9, .dampening = 0.3}},
-                      Fp64{OptimizerKind::kSgdMomentum, {.momentum = 0.9, .nesterov = true}}));
+    ::testing::Values(
+        Fp64{OptimizerKind::kAdamW, {.weight_decay = 0.1}},
+        Fp64{OptimizerKind::kAdamW, {.lr = 3e-4, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6}},
+        Fp64{OptimizerKind::kAdam, {}}, Fp64{OptimizerKind::kAdam, {.weight_decay = 0.01}},
+        Fp64{OptimizerKind::kSgd, {.weight_decay = 0.01}},
+        Fp64{OptimizerKind::kSgdMomentum, {.momentum = 0.9}},
+        Fp64{OptimizerKind::kSgdMomentum,
+             {.weight_decay = 0.01, .momentum = 0.9, .dampening = 0.3}},
+        Fp64{OptimizerKind::kSgdMomentum, {.momentum = 0.9, .nesterov = true}},
+        Fp64{OptimizerKind::kAdagrad, {.lr = 1e-2, .eps = 1e-10}},
+        Fp64{OptimizerKind::kAdagrad, {.lr = 1e-2, .eps = 1e-10, .weight_decay = 0.01}},
+        Fp64{OptimizerKind::kLion, {.lr = 1e-4, .beta2 = 0.99, .weight_decay = 0.1}}));
 
 TEST(UpdateArgsTest, GroupsWithoutMomentumUseThePlainFormula) {
   const Hyperparameters h = {.lr = 0.5, .momentum = 0.0, .dampening = 0.5};
