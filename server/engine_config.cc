@@ -1,6 +1,7 @@
 // The translation of a resolved ds_config into the engine's configuration.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -79,6 +80,46 @@ absl::Status SetStateForms(const DsConfig& config, model::v1::EngineConfig& engi
   return absl::OkStatus();
 }
 
+// What each optimizer reads of a parameter group; the rest is not looked at.
+absl::Status CheckGroup(model::v1::OptimizerKind kind, const model::v1::GroupOptions& group) {
+  const auto refuse = [](const char* field, double value, const char* expected) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(field, " is ", value, "; expected a number ", expected));
+  };
+  const auto bad = [](double value) { return !std::isfinite(value) || value < 0; };
+  const bool sgd = kind == model::v1::OPTIMIZER_SGD;
+  const bool adagrad = kind == model::v1::OPTIMIZER_ADAGRAD;
+  const bool lion = kind == model::v1::OPTIMIZER_LION;
+  const std::pair<const char*, double> not_negative[] = {{"lr", group.lr()},
+                                                         {"weight_decay", group.weight_decay()},
+                                                         {"eps", sgd || lion ? 0 : group.eps()},
+                                                         {"momentum", sgd ? group.momentum() : 0}};
+  for (const auto& [field, value] : not_negative) {
+    if (bad(value)) return refuse(field, value, "of at least 0");
+  }
+  const std::pair<const char*, double> betas[] = {{"betas[0]", group.beta1()},
+                                                  {"betas[1]", group.beta2()}};
+  for (const auto& [field, value] : betas) {
+    if (!sgd && !adagrad && (bad(value) || value >= 1)) return refuse(field, value, "in [0, 1)");
+  }
+  if (sgd && !std::isfinite(group.dampening())) {
+    return refuse("dampening", group.dampening(), "that is finite");
+  }
+  if (sgd && group.nesterov() && (group.momentum() == 0 || group.dampening() != 0)) {
+    return absl::InvalidArgumentError("nesterov needs a momentum above 0 and no dampening");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckGroups(const PlanInput& input, model::v1::OptimizerKind kind) {
+  if (kind == model::v1::OPTIMIZER_NONE) return absl::OkStatus();
+  for (int index = 0; index < input.manifest.groups_size(); ++index) {
+    ZS_RETURN_IF_ERROR(Annotate(CheckGroup(kind, input.manifest.groups(index)),
+                                absl::StrCat("parameter group ", index)));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SetPlacement(const PlanInput& input, model::v1::EngineConfig& engine) {
   const ZeroShardConfig& own = input.config.zeroshard;
   const bool gloo = own.transport == TransportChoice::kGloo || input.nodes > 1;
@@ -143,6 +184,7 @@ absl::StatusOr<model::v1::EngineConfig> MakeEngineConfig(const PlanInput& input)
   engine.set_sub_group_elements(static_cast<uint64_t>(config.zero.sub_group_size));
   engine.set_collective_timeout_ms(input.collective_timeout_ms);
   ZS_RETURN_IF_ERROR(SetOptimizer(input, engine));
+  ZS_RETURN_IF_ERROR(CheckGroups(input, engine.optimizer()));
   ZS_RETURN_IF_ERROR(SetStateForms(config, engine));
   ZS_RETURN_IF_ERROR(SetPlacement(input, engine));
   SetLossScale(config, engine);

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -86,6 +87,37 @@ TEST(EngineConfig, StatesOfSgdAreThoseOfItsMomentum) {
   EXPECT_EQ(Engine(by_group).state_format(), model::v1::STATE_FORMAT_INT8);
   const auto bf16 = Engine(Input(Type("SGD"), R"({"optimizer_states": "bf16"})"));
   EXPECT_EQ(bf16.state_format(), model::v1::STATE_FORMAT_FLOAT32);
+}
+
+TEST(EngineConfig, GroupsAreCheckedAsTheirOptimizerReadsThem) {
+  using model::v1::GroupOptions;
+  struct Case {
+    const char* type;
+    const char* field;
+    void (GroupOptions::*set)(double);
+    double value;
+    bool refused;
+  };
+  const double nan = std::nan("");
+  const Case cases[] = {{"AdamW", "lr", &GroupOptions::set_lr, nan, true},
+                        {"SGD", "lr", &GroupOptions::set_lr, -1, true},
+                        {"Lion", "weight_decay", &GroupOptions::set_weight_decay, -1, true},
+                        {"Adam", "betas[0]", &GroupOptions::set_beta1, 1, true},
+                        {"Lion", "betas[1]", &GroupOptions::set_beta2, -0.5, true},
+                        {"Adagrad", "betas[1]", &GroupOptions::set_beta2, 2, false},
+                        {"Adagrad", "eps", &GroupOptions::set_eps, -1e-8, true},
+                        {"Lion", "eps", &GroupOptions::set_eps, -1e-8, false},
+                        {"SGD", "momentum", &GroupOptions::set_momentum, -0.9, true},
+                        {"AdamW", "momentum", &GroupOptions::set_momentum, -0.9, false}};
+  for (const Case& one : cases) {
+    PlanInput input = Input(Type(one.type));
+    (input.manifest.add_groups()->*one.set)(one.value);
+    const auto engine = MakeEngineConfig(input);
+    EXPECT_EQ(engine.ok(), !one.refused) << one.type << " " << one.field;
+    if (engine.ok()) continue;
+    EXPECT_THAT(std::string(engine.status().message()),
+                HasSubstr(absl::StrCat("parameter group 1: ", one.field, " is ")));
+  }
 }
 
 TEST(EngineConfig, JobsWithoutUpdatesKeepTheDefaults) {
