@@ -81,7 +81,8 @@ absl::Status MasterFromParameter(CheckpointReader& reader, const Shard& shard, u
 
 absl::Status RestoreArray(CheckpointReader& reader, const Shard& shard, uint32_t unit,
                           const StateArray& array) {
-  if (array.source == StateArray::Source::kMemory) {
+  // A master goes through WriteArray, which gives it this job's form.
+  if (array.source == StateArray::Source::kMemory && array.kind != kKindMaster) {
     return reader.Read(unit, array.grains, array.kind, array.type, array.bytes);
   }
   std::vector<std::byte> piece;

@@ -206,16 +206,20 @@ void ReadStateArray(const Layout& layout, uint32_t unit, const UnitState& state,
 void WriteStateArray(const Layout& layout, uint32_t unit, const UnitState& state,
                      const StateArray& array, GrainRange grains, std::span<const std::byte> in) {
   const auto* const values = reinterpret_cast<const float*>(in.data());
+  const uint64_t first = grains.first_element();
   switch (array.source) {
     case Source::kMemory: {
       const uint64_t skipped = (grains.begin - array.grains.begin) * array.type.grain_bytes();
       std::memcpy(array.bytes.data() + skipped, in.data(), in.size());
+      const bool canonical = state.arrays.master == MasterKind::kFloat32Canonical;
+      if (canonical && array.kind == kKindMaster) {
+        CanonicalMaster(state.arrays.param + first, grains.elements());
+      }
       return;
     }
     case Source::kSplitMaster: {
       std::vector<uint16_t> high(grains.elements());
-      SplitMaster(values, grains.elements(), high.data(),
-                  state.arrays.low + grains.first_element());
+      SplitMaster(values, grains.elements(), high.data(), state.arrays.low + first);
       return;
     }
     case Source::kScales:

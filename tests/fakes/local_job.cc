@@ -86,6 +86,7 @@ LocalJob::LocalJob(LocalJobOptions options)
       output_(std::make_unique<Output>(*this)),
       workers_(options_.workers),
       next_id_(ranks(), 0),
+      sent_(ranks()),
       rank_generation_(ranks(), 0) {
   layout_ = std::make_unique<Layout>(Must(LayoutFromProto(options_.manifest, options_.workers)));
   CreateRegions();
@@ -197,6 +198,7 @@ void LocalJob::Hello(uint32_t rank, bool reconnect) {
   if (!reconnect) {
     rank_generation_[rank] = next_generation();
     next_id_[rank] = 0;
+    sent_[rank].clear();
   }
   trainer::v1::Hello hello;
   hello.set_rank(rank);
@@ -208,7 +210,17 @@ void LocalJob::Hello(uint32_t rank, bool reconnect) {
 uint64_t LocalJob::Send(uint32_t rank, trainer::v1::SessionRequest request) {
   request.set_id(++next_id_[rank]);
   Resend(rank, request);
-  return request.id();
+  const uint64_t id = request.id();
+  std::erase_if(sent_[rank], [&](const auto& entry) { return Done(rank, entry.first); });
+  sent_[rank][id] = std::move(request);
+  return id;
+}
+
+void LocalJob::Reconnect(uint32_t rank) {
+  Hello(rank, /*reconnect=*/true);
+  for (const auto& [id, request] : sent_[rank]) {
+    if (!Done(rank, id)) Resend(rank, request);
+  }
 }
 
 void LocalJob::Resend(uint32_t rank, const trainer::v1::SessionRequest& request) {

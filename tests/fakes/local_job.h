@@ -52,7 +52,10 @@ class LocalJob {
   // Every method that sends returns the request's id; Run moves everything until nothing moves.
   void Hello(uint32_t rank, bool reconnect);
   uint64_t Send(uint32_t rank, trainer::v1::SessionRequest request);
-  // Sends the request again with its id, as a reconnecting client does.
+  // Says hello to the successor of the home worker and sends again whatever is not complete, as a
+  // client does.
+  void Reconnect(uint32_t rank);
+  // Sends the request again with its id.
   void Resend(uint32_t rank, const trainer::v1::SessionRequest& request);
   void Run();
   // One turn of one worker: takes what was sent to it and does all it can now.
@@ -130,6 +133,7 @@ class LocalJob {
   std::map<uint32_t, trainer::v1::HelloReply> hellos_;
   std::vector<internal::v1::FromWorker> reports_;
   std::vector<uint64_t> next_id_;
+  std::vector<std::map<uint64_t, trainer::v1::SessionRequest>> sent_;  // by rank
   std::vector<uint64_t> rank_generation_;
   uint64_t generation_ = 0;
 };
