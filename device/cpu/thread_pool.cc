@@ -6,11 +6,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cctype>
-#include <cstdlib>
-#include <fstream>
 #include <mutex>
-#include <string>
+#include <optional>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -27,23 +24,6 @@ constexpr int kSpins = 200;
 
 thread_local bool inside_task = false;
 
-// Parses the kernel's list format, "0-3,8".
-std::vector<int> ParseCpuList(const std::string& text) {
-  std::vector<int> cpus;
-  const char* at = text.c_str();
-  while (std::isdigit(static_cast<unsigned char>(*at)) != 0) {
-    char* end = nullptr;
-    const long first = std::strtol(at, &end, 10);
-    long last = first;
-    if (*end == '-') last = std::strtol(end + 1, &end, 10);
-    for (long cpu = first; cpu <= last && cpu < CPU_SETSIZE; ++cpu) {
-      cpus.push_back(static_cast<int>(cpu));
-    }
-    at = *end == ',' ? end + 1 : end;
-  }
-  return cpus;
-}
-
 void WaitUntilChanged(const std::atomic<uint32_t>& word, uint32_t old) {
   for (int i = 0; i < kSpins; ++i) {
     if (word.load(std::memory_order_acquire) != old) return;
@@ -53,36 +33,6 @@ void WaitUntilChanged(const std::atomic<uint32_t>& word, uint32_t old) {
 }
 
 }  // namespace
-
-std::vector<int> AllowedCpus() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  std::vector<int> cpus;
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return cpus;
-  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
-  }
-  return cpus;
-}
-
-absl::StatusOr<std::vector<int>> CpusOfNumaNode(int node) {
-  const std::string path = absl::StrCat("/sys/devices/system/node/node", node, "/cpulist");
-  std::ifstream file(path);
-  std::string text;
-  if (node < 0 || !std::getline(file, text)) {
-    return absl::NotFoundError(absl::StrCat("no NUMA node ", node, " (", path, ")"));
-  }
-  const std::vector<int> of_node = ParseCpuList(text);
-  std::vector<int> cpus;
-  for (int cpu : AllowedCpus()) {
-    if (std::find(of_node.begin(), of_node.end(), cpu) != of_node.end()) cpus.push_back(cpu);
-  }
-  if (cpus.empty()) {
-    return absl::NotFoundError(absl::StrCat("none of the processors of NUMA node ", node, " (",
-                                            text, ") is allowed to this process"));
-  }
-  return cpus;
-}
 
 ItemRange ItemsOfLane(size_t items, int lane, int lanes) {
   const auto n = static_cast<unsigned __int128>(items);
@@ -97,37 +47,70 @@ ScopedKernelFloatState::ScopedKernelFloatState() : saved_(_mm_getcsr()) {
 
 ScopedKernelFloatState::~ScopedKernelFloatState() { _mm_setcsr(saved_); }
 
-// `round` counts calls of ParallelFor; a thread runs its part when it changes, and the last of them
-// makes `finished` equal to it.
+// A pass runs all lanes on 1 to `lanes` threads, the caller's first. Each thread begins with the
+// lane of its own number, the same in every pass, and then takes those that nobody has begun.
 struct ThreadPool::Shared {
-  std::mutex call_mutex;  // one ParallelFor at a time
-  // Written by the caller before `round` changes.
+  struct alignas(64) Owned {
+    std::atomic<uint32_t> passes = 0;  // that the thread was called to
+    std::thread thread;
+  };
+
+  std::mutex call_mutex;                      // one ParallelFor at a time
+  std::atomic<uint64_t>* progress = nullptr;  // set before any thread starts
+  std::optional<CoreShare> cores;             // likewise
+  // Written by the caller before `passes` of a thread changes.
   size_t items = 0;
+  int lanes = 1;
   const absl::FunctionRef<void(size_t, int)>* task = nullptr;
   bool stopping = false;
-  std::atomic<uint32_t> round = 0;
-  std::atomic<uint32_t> busy = 0;
-  std::atomic<uint32_t> finished = 0;
-  std::vector<std::thread> threads;
+  std::atomic<int> next_lane = 0;
+  std::atomic<uint32_t> busy = 0;      // owned threads that are not done
+  std::atomic<uint32_t> finished = 0;  // passes whose owned threads are all done
+  std::vector<std::unique_ptr<Owned>> threads;
 
-  void RunLane(int lane, int lanes) {
+  void RunLane(int lane) {
     const ItemRange range = ItemsOfLane(items, lane, lanes);
+    for (size_t item = range.begin; item < range.end; ++item) {
+      (*task)(item, lane);
+      if (progress != nullptr) progress->fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+
+  void RunLanes(int first) {
     inside_task = true;
-    for (size_t item = range.begin; item < range.end; ++item) (*task)(item, lane);
+    for (int lane = first; lane < lanes; lane = next_lane.fetch_add(1)) RunLane(lane);
     inside_task = false;
   }
 
-  void ThreadMain(int lane, int lanes) {
+  void ThreadMain(Owned& self, int number) {
     const ScopedKernelFloatState float_state;
     for (uint32_t seen = 0;; ++seen) {
-      WaitUntilChanged(round, seen);
+      WaitUntilChanged(self.passes, seen);
       if (stopping) return;
-      RunLane(lane, lanes);
+      RunLanes(number);
       if (busy.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-        finished.store(seen + 1, std::memory_order_release);
+        finished.fetch_add(1, std::memory_order_release);
         finished.notify_all();
       }
     }
+  }
+
+  // Calls `count` owned threads to the pass that is set up.
+  void Call(int count) {
+    for (int thread = 0; thread < count; ++thread) {
+      threads[thread]->passes.fetch_add(1, std::memory_order_release);
+      threads[thread]->passes.notify_one();
+    }
+  }
+
+  void Run(int running) {
+    next_lane.store(running, std::memory_order_relaxed);
+    if (running == 1) return RunLanes(0);
+    busy.store(static_cast<uint32_t>(running - 1), std::memory_order_relaxed);
+    const uint32_t before = finished.load(std::memory_order_relaxed);
+    Call(running - 1);
+    RunLanes(0);
+    WaitUntilChanged(finished, before);
   }
 };
 
@@ -146,24 +129,28 @@ absl::StatusOr<std::unique_ptr<ThreadPool>> ThreadPool::Create(const ThreadPoolO
     }
   }
   std::unique_ptr<ThreadPool> pool(new ThreadPool(options.threads));
+  pool->shared_->lanes = options.threads;
+  pool->shared_->progress = options.progress;
+  pool->shared_->cores = options.cores;
   ZS_RETURN_IF_ERROR(pool->Start(options));
   return pool;
 }
 
 absl::Status ThreadPool::Start(const ThreadPoolOptions& options) {
   const std::vector<int> cpus = options.cpus.empty() ? AllowedCpus() : options.cpus;
-  for (int lane = 1; lane < lanes_; ++lane) {
-    shared_->threads.emplace_back(
-        [shared = shared_.get(), lane, lanes = lanes_] { shared->ThreadMain(lane, lanes); });
+  for (int number = 1; number < lanes_; ++number) {
+    shared_->threads.push_back(std::make_unique<Shared::Owned>());
+    Shared::Owned& owned = *shared_->threads.back();
+    owned.thread = std::thread(
+        [shared = shared_.get(), &owned, number] { shared->ThreadMain(owned, number); });
     cpu_set_t set;
     CPU_ZERO(&set);
     if (options.pin && !cpus.empty()) {
-      CPU_SET(cpus[static_cast<size_t>(lane) % cpus.size()], &set);
+      CPU_SET(cpus[static_cast<size_t>(number) % cpus.size()], &set);
     } else {
       for (int cpu : cpus) CPU_SET(cpu, &set);
     }
-    const int error =
-        pthread_setaffinity_np(shared_->threads.back().native_handle(), sizeof(set), &set);
+    const int error = pthread_setaffinity_np(owned.thread.native_handle(), sizeof(set), &set);
     if (error != 0) return ErrnoError(error, "pthread_setaffinity_np", "thread of the pool");
   }
   return absl::OkStatus();
@@ -171,9 +158,8 @@ absl::Status ThreadPool::Start(const ThreadPoolOptions& options) {
 
 ThreadPool::~ThreadPool() {
   shared_->stopping = true;
-  shared_->round.fetch_add(1, std::memory_order_release);
-  shared_->round.notify_all();
-  for (std::thread& thread : shared_->threads) thread.join();
+  shared_->Call(static_cast<int>(shared_->threads.size()));
+  for (const auto& owned : shared_->threads) owned->thread.join();
 }
 
 void ThreadPool::ParallelFor(size_t items, absl::FunctionRef<void(size_t item, int lane)> fn) {
@@ -183,12 +169,11 @@ void ThreadPool::ParallelFor(size_t items, absl::FunctionRef<void(size_t item, i
   const ScopedKernelFloatState float_state;
   shared_->items = items;
   shared_->task = &fn;
-  if (lanes_ == 1 || items == 1) return shared_->RunLane(0, lanes_);
-  shared_->busy.store(static_cast<uint32_t>(lanes_ - 1), std::memory_order_relaxed);
-  const uint32_t previous = shared_->round.fetch_add(1, std::memory_order_release);
-  shared_->round.notify_all();
-  shared_->RunLane(0, lanes_);
-  WaitUntilChanged(shared_->finished, previous);
+  const int wanted = static_cast<int>(std::min<size_t>(items, static_cast<size_t>(lanes_)));
+  if (!shared_->cores.has_value()) return shared_->Run(wanted);
+  const CoreShare& cores = *shared_->cores;
+  shared_->Run(cores.budget.Acquire(cores.holder, wanted));
+  cores.budget.Release(cores.holder);
 }
 
 }  // namespace zeroshard

@@ -1,26 +1,31 @@
 // A fixed pool of threads for one device of a host (a NUMA node, or the whole machine).
 //
-// Owner: the worker's composition root; one pool per worker, sized out of the node's thread budget
-// so that there are never more runnable threads than cores. Nothing survives failure: the pool
-// holds no state.
+// Owner: the worker's composition root; one pool per worker. With a share of the node's core budget
+// a pass runs on as many threads as it gets cores for, at least one, and waits while there is none;
+// all lanes are run all the same, some after others. Nothing survives failure: the pool holds no
+// state.
 //
 // Threads: ParallelFor may be called from any thread, one call at a time (a second caller waits);
 // never from inside a task. The calling thread works as lane 0, so a pool of n lanes owns n-1
 // threads and n = 1 runs inline.
 //
 // Numerics: every lane runs with the same MXCSR (round to nearest, no flush-to-zero, no
-// denormals-are-zero), the caller's own being put back afterwards. Work is assigned statically, so
-// results never depend on timing.
+// denormals-are-zero), the caller's own being put back afterwards. Items are assigned to lanes
+// statically and a lane is run by one thread, so results never depend on timing or on the cores.
 #ifndef ZEROSHARD_DEVICE_CPU_THREAD_POOL_H_
 #define ZEROSHARD_DEVICE_CPU_THREAD_POOL_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
+#include "device/cpu/affinity.h"
+#include "device/cpu/core_budget.h"
 
 namespace zeroshard {
 
@@ -28,14 +33,11 @@ struct ThreadPoolOptions {
   int threads = 1;             // lanes, the caller's included; at least 1
   std::vector<int> cpus = {};  // processors the threads may run on; empty: those of the process
   bool pin = false;            // bind each owned thread to one processor of `cpus`, in turn
+  // Raised with every item that is done, for whoever watches; may be null, must outlive the pool.
+  std::atomic<uint64_t>* progress = nullptr;
+  // What the pool's passes take their cores from; without it every pass runs on all lanes.
+  std::optional<CoreShare> cores = std::nullopt;
 };
-
-// The processors of NUMA node `node` that this process may use; NotFound when there is no such node
-// or none is allowed.
-absl::StatusOr<std::vector<int>> CpusOfNumaNode(int node);
-
-// The processors that this process may use, in increasing order.
-std::vector<int> AllowedCpus();
 
 struct ItemRange {
   size_t begin = 0;

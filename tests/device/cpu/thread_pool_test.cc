@@ -5,6 +5,8 @@
 #include <xmmintrin.h>
 
 #include <atomic>
+#include <cstddef>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -88,12 +90,49 @@ TEST(ThreadPoolCreateTest, PinsToTheGivenProcessors) {
   EXPECT_EQ(seen, cpu);
 }
 
-TEST(CpusOfNumaNodeTest, KnowsWhatIsThere) {
-  EXPECT_EQ(CpusOfNumaNode(9999).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(CpusOfNumaNode(-1).status().code(), absl::StatusCode::kNotFound);
-  const auto node0 = CpusOfNumaNode(0);
-  if (!node0.ok()) GTEST_SKIP() << "the kernel shows no NUMA node 0";
-  EXPECT_FALSE(node0->empty());
+// Two pools of four lanes each on two cores, as the workers of two jobs are.
+TEST(ThreadPoolBudgetTest, RunsAllLanesOnTheCoresThereAre) {
+  std::vector<std::byte> memory(CoreBudget::Bytes() + 64);
+  const size_t skip = 64 - reinterpret_cast<uintptr_t>(memory.data()) % 64;
+  const CoreBudget budget =
+      *CoreBudget::Format(std::span(memory).subspan(skip), {{.os_index = 0, .cpus = {0, 1}}});
+  std::atomic<int> running = 0;
+  std::atomic<int> most = 0;
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 2; ++caller) {
+    callers.emplace_back([&] {
+      const uint32_t holder = *budget.AddHolder(0);
+      const auto pool = *ThreadPool::Create(
+          {.threads = 4, .cores = CoreShare{.budget = budget, .holder = holder}});
+      for (int round = 0; round < 300; ++round) {
+        std::vector<int> lane_of(9, -1);
+        pool->ParallelFor(lane_of.size(), [&](size_t item, int lane) {
+          const int now = ++running;
+          int before = most;
+          while (before < now && !most.compare_exchange_weak(before, now)) {
+          }
+          EXPECT_EQ(lane_of[item], -1);
+          lane_of[item] = lane;
+          --running;
+        });
+        for (int lane = 0; lane < 4; ++lane) {
+          const ItemRange range = ItemsOfLane(lane_of.size(), lane, 4);
+          for (size_t item = range.begin; item < range.end; ++item) EXPECT_EQ(lane_of[item], lane);
+        }
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_LE(most, 2);
+  EXPECT_EQ(budget.usage(0).in_use, 0u);
+  EXPECT_GT(budget.usage(0).busy_seconds, 0);
+}
+
+TEST(ThreadPoolProgressTest, EveryItemRaisesIt) {
+  std::atomic<uint64_t> progress = 0;
+  const auto pool = *ThreadPool::Create({.threads = 2, .progress = &progress});
+  pool->ParallelFor(17, [](size_t, int) {});
+  EXPECT_EQ(progress, 17u);
 }
 
 }  // namespace
