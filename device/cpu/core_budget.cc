@@ -96,6 +96,10 @@ std::vector<int> CoreBudget::Cpus(uint32_t node) const {
   return {from.cpu, from.cpu + from.cores};
 }
 
+uint32_t CoreBudget::NodeOf(uint32_t holder) const {
+  return page_->holder[holder].node.load(std::memory_order_relaxed);
+}
+
 absl::StatusOr<uint32_t> CoreBudget::AddHolder(uint32_t node) const {
   for (uint32_t h = 0; h < kMaxHolders; ++h) {
     CoreBudgetPage::Holder& holder = page_->holder[h];

@@ -48,6 +48,7 @@ class CoreBudget {
 
   uint32_t nodes() const;
   std::vector<int> Cpus(uint32_t node) const;
+  uint32_t NodeOf(uint32_t holder) const;
 
   // A number from 0 for a worker of NUMA node `node`. ResourceExhausted when all are given out.
   absl::StatusOr<uint32_t> AddHolder(uint32_t node) const;
