@@ -44,6 +44,11 @@ struct Bf16 {
     const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     return static_cast<uint16_t>(value != value ? 0x7fc0u : rounded);
   }
+  // The same of a value that CanonicalNan gave.
+  static ZS_KERNEL_FN uint16_t StoreCanonical(float value) {
+    const uint32_t bits = BitsOf(value);
+    return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+  }
 };
 
 struct Fp16 {

@@ -2,7 +2,9 @@
 //   g <- g + wd * p   (only when wd is not 0)
 //   m <- beta1 * m + (1 - beta1) * g            v <- beta2 * v + (1 - beta2) * g * g
 //   p <- p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
-// fp32, one rounding per operation, in the order written in Update.
+// the last with numerator and denominator multiplied by c = sqrt(1 - beta2^t), as the paper
+// suggests at the end of its section 2: one division an element instead of two. fp32, one rounding
+// per operation, in the order written in Update.
 #ifndef ZEROSHARD_WORKER_OPTIM_ADAM_H_
 #define ZEROSHARD_WORKER_OPTIM_ADAM_H_
 
@@ -21,8 +23,7 @@ struct Adam {
     g = a.weight_decay != 0.0f ? g + a.weight_decay * p : g;
     m = m * a.beta1 + g * a.one_minus_beta1;
     v = v * a.beta2 + a.one_minus_beta2 * g * g;
-    const float denominator = __builtin_sqrtf(v) / a.sqrt_bias_correction2 + a.eps;
-    p = p - a.step_size * m / denominator;
+    p = p - a.step_size * m / (__builtin_sqrtf(v) + a.scaled_eps);
   }
 };
 

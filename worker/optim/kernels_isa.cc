@@ -14,16 +14,12 @@ namespace {
 using kernel::Bf16;
 using kernel::Fp32;
 
+// A template of its own, because a compiler trusts __restrict of parameters only.
 template <class Functor, class Grad, CoreMaster kMaster>
-void Update(const CoreArrays& arrays, uint64_t n, float grad_scale, const UpdateArgs& args) {
-  const auto* __restrict grad = static_cast<const typename Grad::Storage*>(arrays.grad);
-  float* __restrict param = arrays.param;
-  uint16_t* __restrict high = arrays.high;
-  uint16_t* __restrict low = arrays.low;
-  float* __restrict state0 = arrays.state[0];
-  float* __restrict state1 = arrays.state[1];
-  uint16_t* __restrict out = arrays.out;
-  const UpdateArgs constants = args;
+ZS_KERNEL_FN void Loop(const typename Grad::Storage* __restrict grad, float* __restrict param,
+                       uint16_t* __restrict high, uint16_t* __restrict low,
+                       float* __restrict state0, float* __restrict state1, uint16_t* __restrict out,
+                       uint64_t n, float grad_scale, const UpdateArgs args) {
   for (uint64_t i = 0; i < n; ++i) {
     float p;
     if constexpr (kMaster == kCoreSplit) {
@@ -35,18 +31,26 @@ void Update(const CoreArrays& arrays, uint64_t n, float grad_scale, const Update
     float s1 = 0;
     if constexpr (Functor::kStates > 0) s0 = state0[i];
     if constexpr (Functor::kStates > 1) s1 = state1[i];
-    Functor::Update(constants, Grad::Load(grad[i]) * grad_scale, p, s0, s1);
+    Functor::Update(args, Grad::Load(grad[i]) * grad_scale, p, s0, s1);
     if constexpr (kMaster == kCoreSplit) {
       const float canonical = kernel::CanonicalMaster(p);
       high[i] = kernel::HighHalf(canonical);
       low[i] = kernel::LowHalf(canonical);
     } else {
-      param[i] = Fp32::Store(p);
+      const float canonical = kernel::CanonicalNan(p);
+      param[i] = canonical;
+      if constexpr (kMaster == kCoreFloat32ToBf16) out[i] = Bf16::StoreCanonical(canonical);
     }
-    if constexpr (kMaster == kCoreFloat32ToBf16) out[i] = Bf16::Store(p);
     if constexpr (Functor::kStates > 0) state0[i] = Fp32::Store(s0);
     if constexpr (Functor::kStates > 1) state1[i] = Fp32::Store(s1);
   }
+}
+
+template <class Functor, class Grad, CoreMaster kMaster>
+void Update(const CoreArrays& arrays, uint64_t n, float grad_scale, const UpdateArgs& args) {
+  Loop<Functor, Grad, kMaster>(static_cast<const typename Grad::Storage*>(arrays.grad),
+                               arrays.param, arrays.high, arrays.low, arrays.state[0],
+                               arrays.state[1], arrays.out, n, grad_scale, args);
 }
 
 }  // namespace

@@ -22,8 +22,7 @@ namespace kernel {
 
 ZS_KERNEL_FN float CanonicalMaster(float value) {
   const uint32_t bits = BitsOf(value);
-  const uint32_t rounds_up = (bits >> 16) & 1u;
-  const uint32_t nudged = bits + 2u * rounds_up - 1u;
+  const uint32_t nudged = bits - 1u + ((bits >> 15) & 2u);  // up if the high half is odd
   const uint32_t tied = (bits & 0xffffu) == 0x8000u ? nudged : bits;
   return FloatOf(value != value ? 0x7fc00000u : tied);
 }
@@ -35,8 +34,8 @@ ZS_KERNEL_FN uint16_t HighHalf(float canonical) {
 ZS_KERNEL_FN uint16_t LowHalf(float canonical) { return static_cast<uint16_t>(BitsOf(canonical)); }
 
 ZS_KERNEL_FN float JoinedMaster(uint16_t high, uint16_t low) {
-  const uint32_t bits = static_cast<uint32_t>(high) << 16 | low;
-  return FloatOf(bits - (low > 0x8000u ? 0x10000u : 0u));
+  const auto below_or_above = static_cast<int32_t>(static_cast<int16_t>(low));
+  return FloatOf((static_cast<uint32_t>(high) << 16) + static_cast<uint32_t>(below_or_above));
 }
 
 }  // namespace kernel

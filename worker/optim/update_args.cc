@@ -29,8 +29,9 @@ UpdateArgs MakeUpdateArgs(const Hyperparameters& h, int64_t step) {
   args.beta2 = static_cast<float>(h.beta2);
   args.one_minus_beta2 = static_cast<float>(1.0 - h.beta2);
   args.eps = static_cast<float>(h.eps);
-  args.step_size = static_cast<float>(h.lr / (1.0 - Power(h.beta1, step)));
-  args.sqrt_bias_correction2 = static_cast<float>(std::sqrt(1.0 - Power(h.beta2, step)));
+  const double c = std::sqrt(1.0 - Power(h.beta2, step));
+  args.step_size = static_cast<float>(h.lr / (1.0 - Power(h.beta1, step)) * c);
+  args.scaled_eps = static_cast<float>(h.eps * c);
   args.momentum = static_cast<float>(h.momentum);
   args.one_minus_dampening = static_cast<float>(1.0 - h.dampening);
   args.first_step = (step <= 1 || h.momentum == 0.0) ? 1 : 0;

@@ -37,8 +37,8 @@ struct UpdateArgs {
   float beta2 = 0;
   float one_minus_beta2 = 1;
   float eps = 0;
-  float step_size = 0;              // lr / (1 - beta1^step) (Adam, AdamW)
-  float sqrt_bias_correction2 = 1;  // sqrt(1 - beta2^step) (Adam, AdamW)
+  float step_size = 0;   // lr / (1 - beta1^step) * c, with c = sqrt(1 - beta2^step) (Adam, AdamW)
+  float scaled_eps = 0;  // eps * c (Adam, AdamW)
   float momentum = 0;
   float one_minus_dampening = 1;
   uint32_t first_step = 0;  // SGD: the momentum buffer is set to the gradient, not blended (0 or 1)

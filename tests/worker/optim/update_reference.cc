@@ -22,8 +22,7 @@ struct Element {
 void Adam(const UpdateArgs& a, float g, Element& e) {
   e.s[0] = e.s[0] * a.beta1 + g * a.one_minus_beta1;
   e.s[1] = e.s[1] * a.beta2 + a.one_minus_beta2 * g * g;
-  const float root = std::sqrt(e.s[1]);
-  e.p -= a.step_size * e.s[0] / (root / a.sqrt_bias_correction2 + a.eps);
+  e.p -= a.step_size * e.s[0] / (std::sqrt(e.s[1]) + a.scaled_eps);
 }
 
 void Momentum(const UpdateArgs& a, float g, Element& e) {
@@ -71,7 +70,7 @@ void Formula(OptimizerKind kind, const UpdateArgs& a, float g, Element& e) {
 // Of the two numbers with these low bits around `high`, the one that rounds to it.
 float Join(uint16_t high, uint16_t low) {
   const uint32_t above = static_cast<uint32_t>(high) << 16 | low;
-  if (FloatToBf16(Float(above)) == high || low == 0) return Float(above);
+  if (FloatToBf16(Float(above)) == high || low == 0) return Float(above);  // 0: any NaN, too
   return Float(above - 0x10000u);
 }
 
