@@ -22,7 +22,7 @@ constexpr std::string_view kFp32States = "optimizer.params.fp32_optimizer_states
 constexpr std::string_view kAccumulator = "data_types.grad_accum_dtype";
 
 // What "auto" is for the master of a bf16 job.
-constexpr std::string_view kAutoMasterOfBf16 = "fp32";
+constexpr std::string_view kAutoMasterOfBf16 = "split";
 
 // A value that another key asks for: `by` reads as "optimizer.type AdamW8bit".
 struct Claim {

@@ -41,9 +41,9 @@ class Run:
     """A run of `steps` steps; see TrainerOptions for the words. `ranks_first`: micro-steps are added after ranks."""
 
     def __init__(self, ranks, sizes, dtype="fp32", optimizer="AdamW", micro_steps=1, steps=5, seed=1, absent=False,
-                 weighted=False, frozen=(), group=0):
+                 weighted=False, frozen=(), group=0, master="split", states="float32"):
         self.ranks, self.sizes, self.seed, self.micro_steps = ranks, sizes, seed, micro_steps
-        self.absent, self.weighted, self.optimizer = absent, weighted, optimizer
+        self.absent, self.weighted, self.optimizer, self.state_type = absent, weighted, optimizer, states
         self.dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[dtype]
         trainable = [i not in frozen for i in range(len(sizes))]
         self.units = checkpoint_reader.units_of(
@@ -54,7 +54,8 @@ class Run:
         self.job = reference.Reference(
             values, "sgd" if optimizer == "SGD" else optimizer.lower(), ranks, group=group, dtype=self.dtype,
             scaler=scaler, units=[(u.grains * 256, [(i, p[0]) for i, p in u.places.items()]) for u in self.units],
-            trainable=trainable, groups=[i % 2 for i in range(len(sizes))])
+            trainable=trainable, groups=[i % 2 for i in range(len(sizes))],
+            split=dtype == "bf16" and master == "split", states=states)
         for step in range(steps):
             self._step(step)
 
@@ -88,7 +89,7 @@ class Run:
         self.job.step(self.hypers(step), self.micro_steps, total if self.weighted else None)
 
     def states(self):
-        """{(parameter, kind): array} as a checkpoint holds it: fp32 but for "parameter", which has the job's type."""
+        """{(parameter, kind): array} as a checkpoint holds it: "parameter" has the job's type, a master is fp32."""
         states = {}
         for i in range(len(self.sizes)):
             states[i, "parameter"] = reference.encode(self.job.master[i], self.dtype)
@@ -96,8 +97,7 @@ class Run:
                 continue
             if self.dtype != "float32":
                 states[i, "master"] = self.job.master[i]
-            if self.optimizer == "SGD":
-                states[i, "momentum_buffer"] = self.job.m[i]
-            else:
-                states[i, "exp_avg"], states[i, "exp_avg_sq"] = self.job.m[i], self.job.v[i]
+            slots = {"SGD": ["momentum_buffer"], "Adagrad": ["sum"], "Lion": ["exp_avg"]}
+            for slot, values in zip(slots.get(self.optimizer, ["exp_avg", "exp_avg_sq"]), (self.job.m[i], self.job.v[i])):
+                states[i, slot] = reference.encode(values, self.state_type)
         return states

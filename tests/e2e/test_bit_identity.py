@@ -110,7 +110,8 @@ def check(result, run, what):
                 if elements == 0:
                     continue
                 dtype, stored = states[unit, kind]
-                assert dtype == (run.dtype if kind == "parameter" else "float32"), what
+                own = {"parameter": run.dtype, "master": "float32"}
+                assert dtype == own.get(kind, run.state_type), what
                 got, want = stored[offset : offset + elements], run.states()[parameter, kind]
                 different = np.flatnonzero(got.view(np.uint8) != np.ascontiguousarray(want).view(np.uint8))
                 assert different.size == 0, (
@@ -148,6 +149,52 @@ def test_every_optimizer_equals_the_reference(daemons, optimizer, absent, weight
     config = {"optimizer": {"params": {"adam_w_mode": False}}} if optimizer == "Adam" else {}
     result = daemons.train(2, 3, steps=STEPS, stage=3, dtype="fp32", config=config, **options)
     check(result, run, str(options))
+
+
+# Stage, workers, exchange.
+PLACES = ((0, 2, {}), (1, 3, {}), (2, 1, {}), (3, 4, {}), (3, 2, {"window": "copy"}), (2, 3, {"transport": "gloo"}))
+
+
+@pytest.mark.parametrize("optimizer, master, states", [
+    ("AdamW", "fp32", "float32"), ("AdamW", "split", "float32"), ("AdamW", "split", "bfloat16"),
+    ("SGD", "split", "bfloat16"), ("Adagrad", "split", "float32"), ("Lion", "split", "bfloat16"),
+])
+def test_every_form_of_master_and_states_equals_the_reference(daemons, optimizer, master, states):
+    run = Run(2, trainers.SIZES, dtype="bf16", steps=STEPS, optimizer=optimizer, master=master, states=states)
+    own = {"master": master, "optimizer_states": "bf16" if states == "bfloat16" else "fp32"}
+    for stage, workers, exchange in PLACES:
+        config = {"zeroshard": {**own, **exchange}}
+        result = daemons.train(workers, 2, steps=STEPS, stage=stage, dtype="bf16", optimizer=optimizer, config=config)
+        check(result, run, f"stage {stage}, {workers} workers, {config}")
+
+
+@pytest.mark.parametrize("optimizer, own", [
+    ("AdamW8bit", {}), ("AdamW8bit", {"master": "fp32"}), ("AdamW", {"master": "none"}),
+    ("AdamW", {"master": "none", "optimizer_states": "bf16"}), ("Lion", {"optimizer_states": "int8"}),
+], ids=str)
+def test_codes_and_random_bits_do_not_depend_on_the_place(daemons, optimizer, own):
+    """What has no reference in numpy is the same everywhere, scales of the blocks included."""
+    texts = []
+    for stage, workers, exchange in PLACES[1:]:
+        result = daemons.train(workers, 2, steps=STEPS, stage=stage, dtype="bf16", optimizer=optimizer,
+                               config={"zeroshard": {**own, **exchange}})
+        texts.append({key: array.tobytes() for key, (_, array) in without_padding(result.states()).items()})
+        assert texts[-1] == texts[0], (stage, workers, exchange)
+    assert any("scales" in kind for _, kind in texts[0]) == (optimizer == "AdamW8bit" or "int8" in own.values())
+
+
+def without_padding(states):
+    """States whose padding, which is nobody's, is zero."""
+    units = Run(1, trainers.SIZES, dtype="bf16", steps=0).units
+    cleared = {}
+    for (unit, kind), (dtype, array) in states.items():
+        cleared[unit, kind] = dtype, array
+        if not kind.endswith("_scales"):
+            kept = np.zeros_like(array)
+            for offset, elements in units[unit].places.values():
+                kept[offset : offset + elements] = array[offset : offset + elements]
+            cleared[unit, kind] = dtype, kept
+    return cleared
 
 
 @pytest.mark.parametrize("group", [1, 2, 3])

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.skipif(
 SHORT = bool(os.environ.get("ZEROSHARD_TEST_SHORT"))
 SIZES = (40000, 513, 7, 0, 1, 20000)
 RESIDENT = 600  # the trainer's persistence threshold at stage 3
-BF16 = {"config": {"data_types": {"grad_accum_dtype": "bf16"}}}
 
 
 @pytest.fixture
@@ -65,34 +64,41 @@ def memory_files(pid, job):
     return files
 
 
+@pytest.mark.parametrize("master", ["split", "fp32"])
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
-def test_stage_3_holds_each_kind_of_state_once(real, workers):
+def test_stage_3_holds_each_kind_of_state_once(real, workers, master):
+    """K = 10 with the split master, which is what a bf16 job gets, and 12 without; G = 4."""
     daemon = real(workers)
-    trainers.train_and_keep(daemon, "gpt", 2, stage=3, dtype="bf16", steps=2, sizes=SIZES)
+    config = {"zeroshard": {"master": "auto" if master == "split" else master}}
+    trainers.train_and_keep(daemon, "gpt", 2, stage=3, dtype="bf16", steps=2, sizes=SIZES, config=config)
+    kind, kept = ("master, low halves", 2) if master == "split" else ("master", 4)
     lines = lines_of(daemon.job("gpt"))
     for w in range(workers):
         mine = [slices(unit, workers)[w] for unit in units(SIZES)]
         data, held = sum(d for d, _ in mine), sum(h for _, h in mine)
-        expected = {"parameters": 2 * data, "gradients": 4 * data, "master": 4 * data, "exp_avg": 4 * data,
-                    "exp_avg_sq": 4 * data, "padding": 18 * (held - data)}
+        expected = {"parameters": 2 * data, "gradients": 4 * data, kind: kept * data, "exp_avg": 4 * data,
+                    "exp_avg_sq": 4 * data, "padding": (14 + kept) * (held - data)}
         got = {state: bytes for (holder, state), bytes in lines.items()
                if holder == f"worker {w}" and state != "records"}
         assert got == {state: bytes for state, bytes in expected.items() if bytes}
     total = sum(bytes for (holder, state), bytes in lines.items() if holder.startswith("worker")
                 and state not in ("padding", "records"))
-    assert total == 18 * sum(SIZES)  # K = 12, G = 4: the terms are named in the ledger
+    assert total == (14 + kept) * sum(SIZES)  # the terms are named in the ledger
 
 
+@pytest.mark.parametrize("master, gradients, each", [("split", 4, 16), ("split", 2, 14), ("fp32", 2, 16)])
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_sixteen_bytes_a_parameter_over_n_with_16_bit_gradients(real, workers):
-    """K = 12, G = 2: 16P/N on every worker when grains divide evenly."""
+def test_bytes_a_parameter_over_n(real, workers, master, gradients, each):
+    """16P/N on every worker with exact gradients and the split master; 14 with 16-bit ones. Grains divide evenly."""
     sizes = (65536, 32768)
     daemon = real(workers)
-    trainers.train_and_keep(daemon, "gpt", 2, stage=3, dtype="bf16", steps=1, sizes=sizes, **BF16)
+    config = {"zeroshard": {"master": master},
+              "data_types": {"grad_accum_dtype": "fp32" if gradients == 4 else "bf16"}}
+    trainers.train_and_keep(daemon, "gpt", 2, stage=3, dtype="bf16", steps=1, sizes=sizes, config=config)
     view = daemon.job("gpt")
     for w in range(workers):
         states = [line for line in view["ledger"] if line["holder"] == f"worker {w}" and line.get("formula")]
-        assert sum(line["bytes"] for line in states) == 16 * sum(sizes) // workers
+        assert sum(line["bytes"] for line in states) == each * sum(sizes) // workers
         assert all(line["bytes"] == line["formula_bytes"] for line in states)
         assert {line["formula"] for line in states} == {"2P/N", "4P/N"}
         assert (f"worker {w}", "padding") not in lines_of(view)

@@ -77,7 +77,13 @@ def test_trains_and_reports(tmp_path, stage, ranks, workers):
 def check_ledger(found, workers):
     """Every kind of state: the sum over the workers is what the formula says, for P parameters."""
     size = found["parameters"]
-    per_parameter = {"parameters": 2, "gradients": 4, "master": 4, "exp_avg": 4, "exp_avg_sq": 4}
+    per_parameter = {
+        "parameters": 2,
+        "gradients": 4,
+        "master, low halves": 2,
+        "exp_avg": 4,
+        "exp_avg_sq": 4,
+    }
     for state, factor in per_parameter.items():
         lines = [
             line

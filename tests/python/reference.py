@@ -36,6 +36,15 @@ def decode(stored, dtype):
     return np.asarray(stored, F32) if dtype == "float32" else stored.view(np.float16).astype(F32)
 
 
+def canonical(x):
+    """What a split master can hold: a tie of the rounding to bf16 moves by one unit to the side to
+    which it rounds, a NaN becomes 0x7fc00000."""
+    bits = np.ascontiguousarray(x, F32).view(np.uint32).astype(np.int64)
+    tied = (bits & 0xFFFF) == 0x8000
+    bits = np.where(tied, bits + np.where((bits >> 16) & 1, 1, -1), bits)
+    return np.where(np.isnan(x), 0x7FC00000, bits).astype(np.uint32).view(F32)
+
+
 def stored_type(dtype):
     return {"float32": np.float32, "bfloat16": np.uint16, "float16": np.float16}[dtype]
 
@@ -141,7 +150,8 @@ class Reference:
     """A whole job: master copies, moments, accumulators. Parameters are flat fp32 arrays.
 
     `units`: for the norm, a list of (elements, [(parameter, offset)]); None puts each parameter in
-    one of its own.
+    one of its own. `split`: masters are held in the split form (default: of bf16 parameters).
+    `states`: the data type of the optimizer's states.
     """
 
     def __init__(
@@ -158,8 +168,11 @@ class Reference:
         groups=None,
         skip_on_overflow=True,
         sum_over_ranks=False,
+        split=None,
+        states="float32",
     ):
-        self.dtype = dtype
+        self.dtype, self.states = dtype, states
+        self.split = dtype == "bfloat16" if split is None else split
         self.master = [
             decode(encode(np.asarray(x, F32).ravel(), dtype), dtype).copy() for x in values
         ]
@@ -236,4 +249,9 @@ class Reference:
                     self.m[i],
                     self.v[i],
                 )
+            )
+            if self.split:
+                self.master[i] = canonical(self.master[i])
+            self.m[i], self.v[i] = (
+                decode(encode(x, self.states), self.states) for x in (self.m[i], self.v[i])
             )

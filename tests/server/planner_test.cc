@@ -30,7 +30,7 @@ model::v1::Parameter* AddParameter(model::v1::Manifest& manifest, const std::str
 }
 
 // One bf16 parameter of 1,000 elements: 4 grains, of which the last has 232 elements and 24 of
-// padding.
+// padding. Its master is fp32.
 PlanInput Input(int stage, uint32_t workers, uint32_t ranks) {
   PlanInput input;
   const auto config =
@@ -40,6 +40,8 @@ PlanInput Input(int stage, uint32_t workers, uint32_t ranks) {
                                  stage, R"(, "stage3_param_persistence_threshold": 0}})"));
   EXPECT_TRUE(config.ok()) << config.status();
   input.config = *config;
+  EXPECT_EQ(input.config.master_form, MasterForm::kSplit) << "what a bf16 job gets";
+  input.config.master_form = MasterForm::kFloat32;
   AddParameter(input.manifest, "w", {10, 100}, model::v1::DTYPE_BFLOAT16);
   input.manifest.add_groups();
   input.world_size = ranks;
@@ -122,6 +124,35 @@ TEST(Planner, EveryWorkerHoldsItsNthOfSixteenBytesAParameter) {
       EXPECT_EQ(bytes, 16u * 64 * 256 / workers) << holder << " of " << workers;
     }
   }
+}
+
+TEST(Planner, WithASplitMasterExactGradientsAreSixteenBytesAParameter) {
+  for (const auto& [accumulators, expected] :
+       {std::pair{DType::kFloat32, 16u}, {DType::kBfloat16, 14u}}) {
+    PlanInput input = Input(3, 2, 2);
+    input.config.master_form = MasterForm::kSplit;
+    input.config.grad_accum_dtype = accumulators;
+    Sums sums(Plan(input));
+    EXPECT_EQ(sums.bytes["worker 0 master, low halves"], 512u * 2);
+    EXPECT_EQ(sums.formula["worker 1 master, low halves"], "2P/N");
+    uint64_t state = 0;
+    for (const auto& line : Plan(input).ledger) {
+      if (!line.formula().empty()) state += line.bytes();
+    }
+    EXPECT_EQ(state, expected * 1000u);
+  }
+}
+
+TEST(Planner, ScalesOfEightBitStatesHaveALineOfTheirOwn) {
+  PlanInput input = Input(2, 2, 2);
+  input.config.master_form = MasterForm::kSplit;
+  input.config.state_format = StateFormat::kInt8;
+  const JobPlan plan = Plan(input);
+  Sums sums(plan);
+  EXPECT_EQ(sums.bytes["worker 0 exp_avg"], 512u);
+  EXPECT_EQ(sums.formula["worker 0 exp_avg_sq"], "1P/N");
+  EXPECT_EQ(sums.bytes["worker 0 scales"], 2u * 2 * 4);  // two grains of two states
+  EXPECT_EQ(sums.all, plan.memory_bytes());
 }
 
 TEST(Planner, ACopiedWindowIsBoundedByItsResidentAndLiveUnits) {
