@@ -12,6 +12,7 @@
 
 #include "client/python/native_convert.h"
 #include "client/python/native_errors.h"
+#include "client/python/native_optim.h"
 #include "client/session.h"
 #include "client/write_guard.h"
 #include "proto/model.pb.h"
@@ -291,6 +292,7 @@ PYBIND11_MODULE(_native, module) {
              "parameters"_a, "groups"_a, "ds_config"_a, "overrides"_a, "timeout_ms"_a = 0,
              "forward_only"_a = false);
   module.def("default_socket", &DefaultSocketPath);
+  DefineOptim(module);
   module.def("install_write_guard", [] { Check(InstallWriteGuard()); });
 }
 
