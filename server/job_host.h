@@ -63,6 +63,7 @@ struct HostEnvironment {
   const DaemonConfig* config = nullptr;
   JobMetrics* metrics = nullptr;
   ClusterClient* cluster = nullptr;  // null where no cluster is configured
+  const NodeCores* cores = nullptr;  // null: workers run on all their lanes at all times
   std::string worker_binary;
   std::string descriptor_socket;
   std::function<MemoryInUse()> memory_in_use;  // of the other jobs

@@ -51,7 +51,12 @@ absl::Status JobHost::Spawn(uint32_t w, uint32_t incarnation, bool recover) {
   command.job = state_.name;
   command.worker = Global(w);
   command.incarnation = incarnation;
+  CoreHolder cores;
+  if (environment_.cores != nullptr) {
+    ZS_ASSIGN_OR_RETURN(cores, environment_.cores->Add(plan_->workers[Global(w)].device()));
+  }
   ZS_ASSIGN_OR_RETURN(WorkerProcess process, SpawnWorker(command));
+  process.cores = std::move(cores);
   Worker& worker = workers_[w];
   worker.process.emplace(std::move(process));
   worker.fatal = absl::OkStatus();
@@ -84,7 +89,11 @@ absl::Status JobHost::SendStart(uint32_t w, bool recover) {
     if (!plan_->placement.spans()) continue;
     place.set_node(environment_.config->cluster.NodeName(other / plan_->placement.workers));
   }
-  const JobRegions::WorkerView view = regions_->ForWorker(*plan_, Global(w));
+  JobRegions::WorkerView view = regions_->ForWorker(*plan_, Global(w));
+  if (const CoreHolder& cores = workers_[w].process->cores; cores.valid()) {
+    view.regions.push_back(environment_.cores->Describe(cores));
+    view.fds.push_back(environment_.cores->descriptor());
+  }
   for (const auto& region : view.regions) *start.add_regions() = region;
   start.set_lanes(plan_->lanes);
   start.set_recover(recover);

@@ -34,6 +34,13 @@ const std::vector<MetricDescription>& AllMetrics() {
       {"zeroshard_tier_capacity_bytes", kGauge, "tier", "Bytes that the tier may hold"},
       {"zeroshard_tier_used_bytes", kGauge, "tier", "Bytes promised to jobs"},
       {"zeroshard_tier_free_bytes", kGauge, "tier", "Bytes that a further job may ask for"},
+      {"zeroshard_cores", kGauge, "numa", "Cores that the workers of all jobs share"},
+      {"zeroshard_cores_in_use", kGauge, "numa", "Cores that workers compute on now"},
+      {"zeroshard_core_seconds_total", kCounter, "numa", "Time that cores were in use"},
+      {"zeroshard_core_wait_seconds_total", kCounter, "numa",
+       "Time that workers waited for a free core"},
+      {"zeroshard_core_overdrafts_total", kCounter, "numa",
+       "Passes that ran without a core because none came free in time"},
       {"zeroshard_state_bytes", kGauge, "job, tier, holder, state",
        "Bytes of one kind of state at one holder (worker, rank or node)"},
       {"zeroshard_ranks_attached", kGauge, "job", "Ranks that are attached"},
@@ -113,6 +120,20 @@ void JobMetrics::SetJobs(const std::map<std::string, int>& by_state) {
   for (const char* state : {"forming", "starting", "ready", "idle", "failed"}) {
     const auto it = by_state.find(state);
     Set("zeroshard_jobs", {{"state", state}}, it == by_state.end() ? 0 : it->second);
+  }
+}
+
+void JobMetrics::SetCores(const CoreBudget& budget) {
+  for (uint32_t node = 0; node < budget.nodes(); ++node) {
+    const MetricLabels labels = {{"numa", absl::StrCat(node)}};
+    const CoreBudget::Usage now = budget.usage(node);
+    CoreBudget::Usage& before = cores_[node];
+    Set("zeroshard_cores", labels, now.cores);
+    Set("zeroshard_cores_in_use", labels, now.in_use);
+    Grow("zeroshard_core_seconds_total", labels, now.busy_seconds - before.busy_seconds);
+    Grow("zeroshard_core_wait_seconds_total", labels, now.wait_seconds - before.wait_seconds);
+    Grow("zeroshard_core_overdrafts_total", labels, Difference(now.overdrafts, before.overdrafts));
+    before = now;
   }
 }
 

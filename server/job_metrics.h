@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/metrics.h"
+#include "device/cpu/core_budget.h"
 #include "proto/internal.pb.h"
 #include "server/node_memory.h"
 #include "server/planner.h"
@@ -34,6 +35,7 @@ class JobMetrics {
   // The node: capacity and free memory, jobs by state.
   void SetNode(const NodeMemory& memory, uint64_t limit, uint64_t held);
   void SetJobs(const std::map<std::string, int>& by_state);
+  void SetCores(const CoreBudget& budget);
 
   // A job: its ledger once it has memory, its members, its workers' counters as they grow.
   void SetLedger(const std::string& job, const JobPlan& plan);
@@ -61,6 +63,7 @@ class JobMetrics {
 
   const std::shared_ptr<MetricsTable> table_;
   std::map<std::string, const MetricDescription*> descriptions_;
+  std::map<uint32_t, CoreBudget::Usage> cores_;  // as it was last exported, by NUMA node
 };
 
 }  // namespace zeroshard

@@ -146,6 +146,7 @@ void JobTable::StartMetrics() {
     if (auto node = ReadNodeMemory(); node.ok()) {
       environment_.metrics->SetNode(*node, environment_.config->host_memory_limit, InUse("").held);
     }
+    if (environment_.cores != nullptr) environment_.metrics->SetCores(environment_.cores->budget());
   }
   environment_.loop->At(environment_.loop->Now() + kMetricsPeriod, [this] { StartMetrics(); });
 }

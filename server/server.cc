@@ -7,7 +7,6 @@
 #include <grpcpp/server_posix.h>
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -20,6 +19,7 @@
 #include "server/descriptor_server.h"
 #include "server/event_loop.h"
 #include "server/metadata_log.h"
+#include "server/node_cores.h"
 #include "server/peer_table.h"
 #include "server/run_files.h"
 #include "server/services.h"
@@ -32,10 +32,8 @@ namespace {
 constexpr int kMaxGrpcBytes = 256 << 20;
 constexpr absl::Duration kGrpcGrace = absl::Seconds(2);
 
-uint32_t Lanes(const DaemonConfig& config) {
-  if (config.lanes_per_worker > 0) return config.lanes_per_worker;
-  const uint32_t cores = std::max(1U, std::thread::hardware_concurrency());
-  return std::max<uint32_t>(1, cores / static_cast<uint32_t>(config.devices.size()));
+uint32_t Lanes(const DaemonConfig& config, const NodeCores& cores) {
+  return config.lanes_per_worker > 0 ? config.lanes_per_worker : cores.LanesFor(config.devices);
 }
 
 absl::Status MakeDirectories(const DaemonConfig& config, RunFiles& files) {
@@ -72,6 +70,7 @@ struct Server::Parts {
   std::string socket_path;
   UniqueFd listener;
   std::unique_ptr<MetadataLog> journal;
+  std::unique_ptr<NodeCores> cores;
   PeerTable peers;
   std::unique_ptr<ClusterClient> cluster;
   std::unique_ptr<JobTable> table;
@@ -131,6 +130,8 @@ absl::Status Server::Parts::StartJobs(UniqueFd descriptor_listener,
   environment.loop = loop.get();
   environment.config = &config;
   environment.metrics = &metrics;
+  ZS_ASSIGN_OR_RETURN(cores, NodeCores::Create());
+  environment.cores = cores.get();
   if (!config.cluster.alone()) {
     cluster = MakeClusterClient(config.cluster, loop.get());
     environment.cluster = cluster.get();
@@ -161,7 +162,7 @@ absl::Status Server::Parts::StartGrpc() {
   context.peers = &peers;
   context.checkpoints = checkpoints.get();
   context.config = &config;
-  context.lanes = Lanes(config);
+  context.lanes = Lanes(config, *cores);
   context.started_at = loop->Now();
   context.metrics_address = metrics_address;
   trainer_service = MakeTrainerService(&context);

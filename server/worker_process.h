@@ -15,6 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
+#include "server/node_cores.h"
 
 namespace zeroshard {
 
@@ -22,6 +23,7 @@ struct WorkerProcess {
   pid_t pid = 0;
   UniqueFd pidfd;  // readable once the child has ended
   UniqueFd link;   // the server's end of the socketpair
+  CoreHolder cores;
 };
 
 struct WorkerCommand {

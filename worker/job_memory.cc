@@ -104,6 +104,13 @@ absl::Status JobMemory::MapRegion(const WorkerRegion& region, UniqueFd fd) {
       return map(Access::kReadWrite, local_[index]);
     case WorkerRegion::KIND_USER_STATE:
       return map(Access::kReadWrite, user_state_memory_);
+    case WorkerRegion::KIND_CORE_BUDGET: {
+      ZS_RETURN_IF_ERROR(map(Access::kReadWrite, core_memory_));
+      ZS_ASSIGN_OR_RETURN(const CoreBudget budget, CoreBudget::Adopt(core_memory_.bytes()));
+      if (index >= CoreBudget::kMaxHolders) return absl::InvalidArgumentError("no such holder");
+      cores_ = CoreShare{.budget = budget, .holder = index};
+      return absl::OkStatus();
+    }
     case WorkerRegion::KIND_DOORBELL:
       doorbells_[index] = std::move(fd);
       return absl::OkStatus();

@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "base/shared_memory.h"
 #include "base/unique_fd.h"
+#include "device/cpu/core_budget.h"
 #include "proto/internal.pb.h"
 #include "storage/board.h"
 #include "storage/layout.h"
@@ -68,6 +69,8 @@ class JobMemory {
   // Whether all workers of the job share memory.
   bool one_island() const { return one_island_; }
   UniqueFd TakeListener() { return std::move(listener_); }
+  // What passes take their cores from; nothing where nobody shares them out.
+  const std::optional<CoreShare>& cores() const { return cores_; }
 
   // Parameters at rest of this worker's shard of a unit: in the window or in the partition. Points
   // at the unit's element 0 (which may lie outside the shard: index by element of the unit within
@@ -99,6 +102,8 @@ class JobMemory {
   MappedRegion window_;
   MappedRegion board_memory_;
   MappedRegion user_state_memory_;
+  MappedRegion core_memory_;
+  std::optional<CoreShare> cores_;
   std::vector<MappedRegion> gradients_;   // by rank
   std::vector<MappedRegion> local_;       // by rank
   std::vector<MappedRegion> rank_pages_;  // by rank

@@ -55,13 +55,27 @@ GlooMeshOptions MeshOptions(const JobMemory& memory) {
   return options;
 }
 
+// Threads on the cores of the device's NUMA node, of which as many run at a time as the node has
+// cores for.
+absl::StatusOr<std::unique_ptr<ThreadPool>> MakePool(const JobMemory& memory) {
+  ThreadPoolOptions options;
+  options.threads = static_cast<int>(memory.start().lanes());
+  options.cores = memory.cores();
+  if (options.cores.has_value() && options.cores->budget.nodes() > 1) {
+    const CoreBudget& budget = options.cores->budget;
+    options.cpus = budget.Cpus(budget.NodeOf(options.cores->holder));
+    // Also what this thread makes from here on, and memory that it touches first.
+    ZS_RETURN_IF_ERROR(BindThisThread(options.cpus));
+  }
+  return ThreadPool::Create(options);
+}
+
 absl::Status RunWorker(ControlLink& link) {
   ZS_ASSIGN_OR_RETURN(ControlLink::Start start, link.ReceiveStart(kStartTimeout));
   const bool recover = start.start.recover();
   ZS_ASSIGN_OR_RETURN(std::unique_ptr<JobMemory> memory,
                       JobMemory::Create(std::move(start.start), std::move(start.regions)));
-  ZS_ASSIGN_OR_RETURN(std::unique_ptr<ThreadPool> pool,
-                      ThreadPool::Create({.threads = static_cast<int>(memory->start().lanes())}));
+  ZS_ASSIGN_OR_RETURN(std::unique_ptr<ThreadPool> pool, MakePool(*memory));
   SystemClock clock;
   EventQueue events(memory->doorbell(memory->worker()));
   WorkerLoop loop(*memory, link, events, clock);
