@@ -118,20 +118,20 @@ class LossScaler:
 
 
 def update(kind, hyper, step, g, p, m, v):
-    """One optimizer update in fp32, in torch.optim's order of operations; returns (p, m, v)."""
+    """One optimizer update in fp32, torch.optim's up to the order of operations; returns (p, m, v)."""
     lr, decay = hyper["lr"], hyper["weight_decay"]
     if kind in ("adamw", "adam"):
         b1, b2 = hyper["beta1"], hyper["beta2"]
         correct = hyper.get("bias_correction", True)
-        step_size = F32(lr / (1 - b1**step)) if correct else F32(lr)
-        root = F32(math.sqrt(1 - b2**step)) if correct else F32(1)
+        root = math.sqrt(1 - b2**step) if correct else 1.0
+        step_size = F32(lr / (1 - b1**step) * root) if correct else F32(lr)
         if kind == "adamw":
             p = p * F32(1 - lr * decay)
         elif decay != 0:
             g = g + F32(decay) * p
         m = m * F32(b1) + g * F32(1 - b1)
         v = v * F32(b2) + F32(1 - b2) * g * g
-        return p - step_size * m / (np.sqrt(v) / root + F32(hyper["eps"])), m, v
+        return p - step_size * m / (np.sqrt(v) + F32(hyper["eps"] * root)), m, v
     if kind == "lion":
         direction = np.sign(m * F32(hyper["beta1"]) + g * F32(1 - hyper["beta1"]))
         p = p * F32(1 - lr * decay) - F32(lr) * direction
