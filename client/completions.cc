@@ -2,6 +2,8 @@
 
 #include <array>
 #include <bit>
+#include <cstring>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "base/futex.h"
@@ -47,6 +49,14 @@ Completions::Outcome Completions::Look(uint64_t id) const {
   if (slot / 4 < id) return Outcome::kPending;
   if (slot / 4 > id) return Outcome::kPast;
   return slot % 4 == RankPage::kOk ? Outcome::kOk : Outcome::kFailed;
+}
+
+absl::Status Completions::PoisonReason() const {
+  const uint32_t code = page_->reason_code.load(std::memory_order_acquire);
+  if (code == 0) return absl::OkStatus();
+  const bool known = code <= static_cast<uint32_t>(absl::StatusCode::kUnauthenticated);
+  return absl::Status(known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
+                      std::string(page_->reason, strnlen(page_->reason, kReasonBytes)));
 }
 
 void Completions::Await(uint32_t ticket, absl::Duration at_most) const {

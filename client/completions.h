@@ -33,6 +33,8 @@ class Completions {
   Outcome Look(uint64_t id) const;
   // The generation is dead; nothing will complete any more.
   bool poisoned() const { return page_->poisoned.load(std::memory_order_acquire) != 0; }
+  // Why, if the server has said so in the page; else OK.
+  absl::Status PoisonReason() const;
   uint64_t epoch() const { return page_->epoch.load(std::memory_order_acquire); }
 
   // To be taken before Look.

@@ -218,11 +218,14 @@ absl::Status RequestChannel::UnreportedFailure(uint64_t end) {
 absl::Status RequestChannel::Health() {
   absl::MutexLock lock(&mu_);
   if (sticky_.ok() && completions_.poisoned()) {
-    const auto arrived = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !sticky_.ok(); };
-    if (!mu_.AwaitWithTimeout(absl::Condition(&arrived), kReasonPatience)) {
-      sticky_ = absl::AbortedError(
-          "the job was stopped, and the reason did not arrive: see the daemon's log");
-    }
+    const auto arrived = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+      return !sticky_.ok() || !completions_.PoisonReason().ok();
+    };
+    mu_.AwaitWithTimeout(absl::Condition(&arrived), kReasonPatience);
+    KeepFirstError(sticky_, completions_.PoisonReason());
+    KeepFirstError(sticky_,
+                   absl::AbortedError(
+                       "the job was stopped, and the reason did not arrive: see the daemon's log"));
   }
   return sticky_;
 }

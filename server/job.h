@@ -16,10 +16,10 @@
 // then stays dead: the job is Failed.
 //
 // The generation rises with every change of the membership of a started job. A worker that dies is
-// started again with the same memory, later each time; past kMaxRestarts in kRestartWindow the job
-// fails. No function here does I/O, reads a clock, or knows a descriptor: the job host
-// (server/job_host.h) carries the actions out and feeds what comes of them back as inputs. One
-// thread: the decision thread.
+// started again with the same memory, later each time; past kMaxRestarts in kRestartWindow, or when
+// it gets stuck at one step again and again, the job fails. No function here does I/O, reads a
+// clock, or knows a descriptor: the job host (server/job_host.h) carries the actions out and feeds
+// what comes of them back as inputs. One thread: the decision thread.
 
 #ifndef ZEROSHARD_SERVER_JOB_H_
 #define ZEROSHARD_SERVER_JOB_H_
@@ -40,6 +40,9 @@ using Instant = absl::Duration;
 
 inline constexpr int kMaxRestarts = 5;
 inline constexpr absl::Duration kRestartWindow = absl::Seconds(60);
+// So often may a worker get stuck within kHangWindow while no step is committed.
+inline constexpr int kMaxHangs = 2;
+inline constexpr absl::Duration kHangWindow = absl::Minutes(10);
 
 // What every rank of a job must agree on, as text so that a difference can be shown.
 struct JobSpec {
@@ -83,7 +86,9 @@ struct WorkerState {
   uint32_t incarnation = 0;     // raised with every start
   bool was_ready = false;       // its memory may hold state
   std::vector<Instant> deaths;  // within the restart window
-  Instant start_at;             // kDead: when to start it again
+  std::vector<Instant> hangs;   // within the hang window, all at hung_step
+  uint64_t hung_step = 0;
+  Instant start_at;  // kDead: when to start it again
   uint32_t restarts = 0;
   std::string last_exit;  // how the predecessor ended
 };
@@ -144,6 +149,8 @@ struct WorkerDied {
   uint32_t incarnation = 0;
   std::string reason;
   absl::Status fatal;  // not OK: the worker said itself that it cannot go on
+  bool stuck = false;  // it was killed because it made no progress
+  uint64_t step = 0;   // committed steps then
 };
 struct GenerationPoisoned {  // a worker found the ranks in disagreement, or one missing
   uint64_t generation = 0;

@@ -57,6 +57,8 @@ class Decider {
   void Poison(const absl::Status& status);
   void End(const std::string& why);
   void StartWorkerNow(uint32_t worker);
+  // Whether the worker, which just died, gets stuck wherever it is started again.
+  bool AlwaysHangs(WorkerState& worker, const WorkerDied& in) const;
   void CheckWaitDeadlines();
   void CheckRejoinDeadlines();
 

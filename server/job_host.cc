@@ -51,7 +51,9 @@ JobHost::JobHost(const HostEnvironment& environment, const std::string& name,
     : environment_(environment),
       loop_(*environment.loop),
       plan_(std::move(plan)),
-      job_id_(RandomId()) {
+      job_id_(RandomId()),
+      watch_(WorkerWatch::BoundFor(environment.config->collective_timeout),
+             plan_->placement.workers) {
   JobLimits limits;
   limits.rejoin_timeout = environment.config->rejoin_timeout;
   const Placement& placement = plan_->placement;
@@ -69,6 +71,7 @@ JobHost::JobHost(const HostEnvironment& environment, const std::string& name,
 
 JobHost::~JobHost() {
   if (timer_) loop_.Cancel(*timer_);
+  if (watch_timer_) loop_.Cancel(*watch_timer_);
   for (uint32_t r = 0; r < ranks_.size(); ++r) ForgetRank(r);
 }
 
@@ -196,6 +199,7 @@ void JobHost::SpawnWorkers() {
     const absl::Status status = Spawn(w, state_.workers[w].incarnation, /*recover=*/false);
     if (!status.ok()) return inputs_.push_back(StartFailed{status});
   }
+  WatchWorkers();
 }
 
 void JobHost::Do(const CreateJob&) {
@@ -240,6 +244,7 @@ void JobHost::Do(const AnnounceRank& action) {
     rank.generation = state_.generation;
     RankPage& page = regions_->rank_page(action.rank);
     page.generation.store(rank.generation, std::memory_order_release);
+    page.reason_code.store(0, std::memory_order_relaxed);
     page.poisoned.store(0, std::memory_order_release);
     const int pidfd = rank.peer.pidfd.get();
     const absl::Status watched = loop_.Watch(pidfd, [this, r = action.rank, attach_id, pidfd] {
@@ -334,6 +339,11 @@ void JobHost::Do(const PoisonGeneration& action) {
   for (uint32_t r = 0; regions_ && r < ranks_.size(); ++r) {
     if (!plan_->placement.has_rank(r)) continue;
     RankPage& page = regions_->rank_page(r);
+    if (page.reason_code.load(std::memory_order_relaxed) == 0) {
+      page.reason[action.status.message().copy(page.reason, kReasonBytes - 1)] = 0;
+      page.reason_code.store(static_cast<uint32_t>(action.status.raw_code()),
+                             std::memory_order_release);
+    }
     page.poisoned.store(1, std::memory_order_release);
     page.wake.fetch_add(1, std::memory_order_acq_rel);
     FutexWakeAll(page.wake);

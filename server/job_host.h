@@ -34,6 +34,7 @@
 #include "server/node_memory.h"
 #include "server/planner.h"
 #include "server/worker_process.h"
+#include "server/worker_watch.h"
 
 namespace zeroshard {
 
@@ -139,6 +140,9 @@ class JobHost {
     absl::Status fatal;
     internal::v1::Stats stats;   // of the running incarnation
     internal::v1::Stats before;  // sums over the dead ones
+    uint64_t messages = 0;       // received
+    uint32_t file_commands = 0;  // that the running incarnation has not answered
+    std::string stuck;           // why the running incarnation is being killed
   };
   // Another node of this job, as node 0 knows it.
   struct Member {
@@ -201,6 +205,9 @@ class JobHost {
   void OnStats(uint32_t w, const internal::v1::Stats& stats);
   void OnShardDone(uint32_t w, const internal::v1::ShardDone& done);
   void OnWorkerExit(uint32_t w, uint32_t incarnation);
+  // Kills workers that make no progress (job_host_watch.cc); calls itself again.
+  void WatchWorkers();
+  void EndStuckWorker(uint32_t w);
   internal::v1::ToWorker AttachedMessage(uint32_t rank) const;
 
   // Constant after construction.
@@ -221,7 +228,9 @@ class JobHost {
   uint64_t next_request_ = 1;
   absl::Status remove_refusal_;
   KvStore store_;
-  bool spawned_ = false;                // the workers were started
+  bool spawned_ = false;  // the workers were started
+  WorkerWatch watch_;
+  std::optional<uint64_t> watch_timer_;
   std::map<uint32_t, Member> members_;  // by node; node 0 only
   uint64_t keeper_ = 0;                 // the instance on node 0, once known
   // Answers that come after the host has gone find it expired.

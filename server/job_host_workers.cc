@@ -156,6 +156,7 @@ bool JobHost::ReceiveFrom(uint32_t w, uint32_t incarnation) {
   absl::StatusOr<LinkMessage> received = ReceiveLinkMessage(link, kReceiveTimeout);
   FromWorker message;
   if (received.ok() && message.ParseFromString(received->body)) {
+    ++worker.messages;
     OnWorkerMessage(w, incarnation, message);
     return true;
   }
@@ -242,6 +243,9 @@ void JobHost::OnWorkerExit(uint32_t w, uint32_t incarnation) {
   if (!worker.process) return;  // its last words ended the job
   loop_.Unwatch(worker.process->pidfd.get());
   worker.process.reset();
+  worker.file_commands = 0;
+  const std::string stuck = std::exchange(worker.stuck, "");
+  const std::string how = stuck.empty() ? *reason : absl::StrCat(stuck, ", ", *reason);
   SumCounters(worker.before, worker.stats);
   // Its successor counts from 0, but for what lies in the board.
   internal::v1::Stats fresh;
@@ -251,9 +255,10 @@ void JobHost::OnWorkerExit(uint32_t w, uint32_t incarnation) {
   store_.DropWaiters(Global(w));
   if (operation_) {
     AbandonShards(absl::UnavailableError(
-        absl::StrCat(operation_->what, ": worker ", Global(w), " died (", *reason, ")")));
+        absl::StrCat(operation_->what, ": worker ", Global(w), " died (", how, ")")));
   }
-  Feed(WorkerDied{w, incarnation, *reason, worker.fatal});
+  Feed(WorkerDied{w, incarnation, how, worker.fatal, !stuck.empty(),
+                  regions_ ? regions_->board().numbers().step : 0});
 }
 
 void JobHost::RunOnShards(ShardCommand command, std::function<void(ShardAnswers)> done) {
@@ -294,6 +299,7 @@ void JobHost::RunOnShards(ShardCommand command, std::function<void(ShardAnswers)
     command.message.mutable_export_file()->set_request(operation_->request);
   }
   for (uint32_t w = 0; w < writers; ++w) {
+    ++workers_[w].file_commands;
     SendToWorker(w, command.message, command.fd.get());
   }
 }
@@ -306,6 +312,7 @@ void JobHost::AbandonShards(const absl::Status& status) {
 }
 
 void JobHost::OnShardDone(uint32_t w, const internal::v1::ShardDone& answer) {
+  if (workers_[w].file_commands > 0) --workers_[w].file_commands;
   if (!operation_ || operation_->request != answer.request()) return;
   if (w >= operation_->answers.size()) return;  // was not asked
   if (answer.code() != 0) {

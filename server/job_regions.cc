@@ -120,6 +120,12 @@ absl::Status JobRegions::Format(const JobPlan& plan, const Options& options) {
   return absl::OkStatus();
 }
 
+uint64_t JobRegions::Beats(const JobPlan& plan, uint32_t w) const {
+  const uint32_t first = plan.workers[placement_.first_worker()].island();
+  const Board& board = boards_[plan.workers[w].island() - first];
+  return board.worker(w).beats.load(std::memory_order_relaxed);
+}
+
 absl::Status JobRegions::CreateListeners(const JobPlan& plan, const Options& options) {
   if (mkdir(options.socket_dir.c_str(), 0700) != 0 && errno != EEXIST) {
     return ErrnoError(errno, "mkdir", options.socket_dir);

@@ -79,6 +79,16 @@ void Decider::StartWorkerNow(uint32_t index) {
   actions_.push_back(StartWorker{index, worker.incarnation, worker.was_ready});
 }
 
+bool Decider::AlwaysHangs(WorkerState& worker, const WorkerDied& in) const {
+  if (!in.stuck) return false;
+  std::erase_if(worker.hangs, [&](Instant at) {
+    return at + kHangWindow <= now_ || worker.hung_step != in.step;
+  });
+  worker.hung_step = in.step;
+  worker.hangs.push_back(now_);
+  return worker.hangs.size() > kMaxHangs;
+}
+
 void Decider::On(const WorkerDied& in) {
   WorkerState& worker = next_.workers[in.worker];
   if (worker.incarnation != in.incarnation || worker.phase == WorkerPhase::kDead ||
@@ -95,6 +105,11 @@ void Decider::On(const WorkerDied& in) {
   if (!in.fatal.ok()) {
     return Fail(absl::Status(in.fatal.code(), absl::StrCat(WorkerName(in.worker), " of ", Job(),
                                                            ": ", in.fatal.message())));
+  }
+  if (AlwaysHangs(worker, in)) {
+    return Fail(absl::DeadlineExceededError(
+        absl::StrCat(WorkerName(in.worker), " of ", Job(), " got stuck ", worker.hangs.size(),
+                     " times at step ", in.step, ", last: ", in.reason)));
   }
   if (worker.deaths.size() > kMaxRestarts) {
     return Fail(absl::InternalError(absl::StrCat(

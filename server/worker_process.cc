@@ -9,6 +9,9 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <fstream>
+#include <limits>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -103,6 +106,17 @@ void KillWorker(const WorkerProcess& process, int signal) {
   if (process.pidfd.valid()) {
     syscall(SYS_pidfd_send_signal, process.pidfd.get(), signal, nullptr, 0);
   }
+}
+
+ProcessState GetProcessState(const WorkerProcess& process) {
+  ProcessState state;
+  std::ifstream file(absl::StrCat("/proc/", process.pid, "/status"));
+  for (std::string key, value; file >> key >> value;) {
+    if (key == "State:") state.stopped = value == "T" || value == "t";
+    if (key == "TracerPid:") state.traced = value != "0";
+    file.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  return state;
 }
 
 absl::StatusOr<std::string> FindWorkerBinary(const std::string& configured) {

@@ -43,6 +43,13 @@ std::optional<std::string> ReapWorker(const WorkerProcess& process);
 
 void KillWorker(const WorkerProcess& process, int signal);
 
+// What the kernel says of a child that was not reaped.
+struct ProcessState {
+  bool stopped = false;  // by a signal
+  bool traced = false;   // by a debugger
+};
+ProcessState GetProcessState(const WorkerProcess& process);
+
 // A pidfd of any process, for noticing its death. NotFound when it is gone already.
 absl::StatusOr<UniqueFd> OpenPidfd(pid_t pid);
 

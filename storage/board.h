@@ -116,6 +116,8 @@ struct alignas(64) WorkerSlot {
   std::atomic<uint64_t> applied;  // attempt
   std::atomic<uint64_t> fence;    // the header's fence as seen before the worker's current round
   std::byte norm[560];            // ExactSum of squares over the worker's slices
+  // Raised by whatever the worker does. The server takes one that stands still for stuck.
+  std::atomic<uint64_t> beats;
 };
 
 // The job's own numbers; double-buffered by the commit word.

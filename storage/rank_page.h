@@ -16,6 +16,9 @@ inline constexpr uint64_t kRankPageMagic = 0x3150474b4e52535aULL;  // "ZSRNKGP1"
 // Requests a rank may have without a completion; a further one waits in the client.
 inline constexpr uint32_t kMaxPendingRequests = 4096;
 
+// Of the reason why a generation is dead, the closing 0 included.
+inline constexpr uint32_t kReasonBytes = 2044;
+
 // What a committed step told its ranks.
 struct StepResult {
   uint64_t step = 0;        // committed steps, this one included
@@ -34,7 +37,7 @@ struct RankPage {
   uint64_t magic = kRankPageMagic;
   uint64_t job_id = 0;
   std::atomic<uint32_t> wake{0};
-  // Non-zero once the generation is dead; the reason comes on the stream.
+  // Non-zero once the generation is dead; the reason comes on the stream, or stands below.
   std::atomic<uint32_t> poisoned{0};
   std::atomic<uint64_t> generation{0};
   // Parameter epoch: raised with every committed step and restore.
@@ -44,6 +47,10 @@ struct RankPage {
   StepResult result;
   // slots[id % kMaxPendingRequests] == id * 4 + Outcome once request `id` is complete.
   alignas(64) std::atomic<uint64_t> slots[kMaxPendingRequests];
+  // A gRPC code, 0 for none, and the text, written before it. By the server only: the worker may be
+  // what the generation died of.
+  std::atomic<uint32_t> reason_code{0};
+  char reason[kReasonBytes] = {};
 };
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free);

@@ -7,6 +7,7 @@
 #ifndef ZEROSHARD_WORKER_JOB_MEMORY_H_
 #define ZEROSHARD_WORKER_JOB_MEMORY_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -43,6 +44,8 @@ class JobMemory {
   const UserStates& user_states() const { return *user_states_; }
 
   uint32_t worker() const { return start_.worker(); }
+  // Raised by whatever this worker does.
+  std::atomic<uint64_t>& beats() const { return board_->worker(worker()).beats; }
   uint32_t workers() const { return start_.workers(); }
   uint32_t ranks() const { return static_cast<uint32_t>(start_.ranks_size()); }
   bool is_home_of(uint32_t rank) const { return start_.ranks(rank).home_worker() == worker(); }

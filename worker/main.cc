@@ -60,6 +60,7 @@ GlooMeshOptions MeshOptions(const JobMemory& memory) {
 absl::StatusOr<std::unique_ptr<ThreadPool>> MakePool(const JobMemory& memory) {
   ThreadPoolOptions options;
   options.threads = static_cast<int>(memory.start().lanes());
+  options.progress = &memory.beats();
   options.cores = memory.cores();
   if (options.cores.has_value() && options.cores->budget.nodes() > 1) {
     const CoreBudget& budget = options.cores->budget;

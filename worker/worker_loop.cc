@@ -25,6 +25,7 @@ constexpr absl::Duration kBoundaryPatience = absl::Seconds(10);
 absl::Status WorkerLoop::Run() {
   engine_->Advance();
   while (true) {
+    memory_.beats().fetch_add(1, std::memory_order_relaxed);
     ZS_RETURN_IF_ERROR(Await());
     OnEvents();
     if (link_readable_) {

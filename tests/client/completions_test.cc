@@ -1,6 +1,7 @@
 #include "client/completions.h"
 
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -42,6 +43,20 @@ TEST_F(CompletionsTest, AWrongMagicAndAShortPageAreRefused) {
 TEST_F(CompletionsTest, APredecessorsSlotsAreNoticed) {
   Publish(3, RankPage::kOk);
   EXPECT_TRUE(absl::IsFailedPrecondition(completions_.CheckUnused()));
+}
+
+TEST_F(CompletionsTest, ThePageMayTellWhyTheJobIsDead) {
+  EXPECT_TRUE(completions_.PoisonReason().ok());
+  std::strcpy(page_->reason, "worker 1 got stuck");
+  page_->reason_code.store(static_cast<uint32_t>(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_EQ(completions_.PoisonReason(), absl::DeadlineExceededError("worker 1 got stuck"));
+}
+
+TEST_F(CompletionsTest, AReasonThatIsNoneIsStillAnError) {
+  std::memset(page_->reason, 'x', kReasonBytes);
+  page_->reason_code.store(4711);
+  EXPECT_TRUE(absl::IsUnknown(completions_.PoisonReason()));
+  EXPECT_EQ(completions_.PoisonReason().message().size(), kReasonBytes);
 }
 
 TEST_F(CompletionsTest, TellsOkFromFailed) {

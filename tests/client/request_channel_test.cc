@@ -230,6 +230,15 @@ TEST_F(RequestChannelTest, APoisonedJobFailsEveryCallWithItsReason) {
   EXPECT_TRUE(absl::IsAborted(channel->Submit(Release(1)).status()));
 }
 
+TEST_F(RequestChannelTest, AReasonInThePageIsToldWhenTheWorkerIsDead) {
+  auto channel = Open();
+  const uint64_t id = *channel->Submit(Release(1));
+  fake_.PoisonPage(absl::DeadlineExceededError("worker 1 got stuck 3 times"));
+  const absl::Status status = channel->Wait(id, kLong);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("worker 1 got stuck 3 times"));
+}
+
 TEST_F(RequestChannelTest, APoisonedPageWithoutAReasonEndsWaitsAllTheSame) {
   auto channel = Open();
   const uint64_t id = *channel->Submit(Release(1));

@@ -1,6 +1,7 @@
 """Ranks that do not come, stop, disagree or stay dead: every survivor gets an error that names them, within the deadline.
 
-And afterwards nothing is lost: the ranks start again and end as if nothing had happened.
+And afterwards nothing is lost: the ranks start again and end as if nothing had happened. A worker that stops or gets
+stuck is replaced, and the run ends as if it had not.
 """
 
 import os
@@ -116,3 +117,66 @@ def test_a_rank_that_stops_in_the_middle_of_a_step(strict, point, name):
         assert "rank 1" in text
     finally:
         run.clear()
+
+
+# A worker may show no progress for a quarter of the collective timeout.
+WORKER_BOUND = 2.0
+PATIENT = f"collective_timeout: {WORKER_BOUND * 4}s\n"
+
+
+@pytest.fixture(scope="module")
+def patient(start_daemon):
+    return start_daemon(2, PATIENT)
+
+
+def words_about(run, worker, word):
+    """The daemon's log line about a worker of the run that it ended."""
+    lines = [line for line in run.daemon.log.read_text().splitlines() if f"job {run.name}: worker {worker}: process" in line]
+    assert len(lines) == 1 and f"had not answered for 2s ({word})" in lines[0], run.tail()
+
+
+@pytest.mark.parametrize("name", ["stage1", "stage3", "gloo3"])
+def test_a_stopped_worker_is_replaced(patient, undisturbed, name):
+    options = {**JOBS[name], "steps": 40}
+    run = Run(patient, {**options, "progress": True, "pause-ms": 50})
+    until_step(run, 2)
+    os.kill(run.workers()[1]["pid"], signal.SIGSTOP)
+    since = time.monotonic()
+    outcome = run.finish()
+    assert time.monotonic() - since < WORKER_BOUND + 2 * SLACK
+    assert outcome == undisturbed(options)
+    assert run.restarts == [0, 1]
+    words_about(run, 1, "stopped")
+
+
+@pytest.mark.parametrize("point", ["worker.step.before_ready", "worker.apply.group", "worker.commit.before"])
+@pytest.mark.parametrize("name", ["stage1", "stage3", "gloo3"])
+def test_a_worker_that_gets_stuck_is_replaced(patient, undisturbed, name, point):
+    """The leader, in the middle of a step."""
+    run = Run(patient, JOBS[name], worker_plans={0: [f"{point}=sleep:600000:2"]})
+    assert run.finish() == undisturbed(JOBS[name])
+    assert run.restarts == [1, 0]
+    words_about(run, 0, "stuck")
+
+
+def test_a_worker_that_gets_stuck_again_and_again_is_named_on_all_ranks(patient):
+    run = Run(patient, JOBS["stage3"], worker_plans={1: ["worker.step.before_ready=sleep:600000:1"] * 3})
+    end = time.monotonic() + 3 * WORKER_BOUND + 2 * SLACK
+    try:
+        while any(rank.running for rank in run.ranks):
+            assert time.monotonic() < end, f"{run.describe()}\n{run.tail()}"
+            time.sleep(0.01)
+        for rank in run.ranks:
+            text = open(f"{rank.output}.err").read()
+            assert "worker 1" in text and "got stuck 3 times at step 0" in text and "had not answered for 2s" in text
+    finally:
+        run.clear()
+
+
+def test_a_slow_disk_is_not_taken_for_a_stuck_worker(patient, undisturbed):
+    plans = {0: [f"storage.file.sync=sleep:{int(2500 * WORKER_BOUND)}:1"]}
+    run = Run(patient, JOBS["stage3"], worker_plans=plans)
+    since = time.monotonic()
+    assert run.finish() == undisturbed(JOBS["stage3"])
+    assert time.monotonic() - since > 2 * WORKER_BOUND
+    assert run.restarts == [0, 0]

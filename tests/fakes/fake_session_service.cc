@@ -185,7 +185,9 @@ void FakeSessionService::Fail(uint64_t id, absl::Status reason) {
   SendFailure(id, std::move(reason));
 }
 
-void FakeSessionService::PoisonPage() {
+void FakeSessionService::PoisonPage(const absl::Status& reason) {
+  page().reason[reason.message().copy(page().reason, kReasonBytes - 1)] = 0;
+  page().reason_code.store(static_cast<uint32_t>(reason.raw_code()), std::memory_order_release);
   page().poisoned.store(1, std::memory_order_release);
   Wake();
 }

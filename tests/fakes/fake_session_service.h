@@ -57,7 +57,8 @@ class FakeSessionService {
   void SendFailure(uint64_t id, absl::Status reason);
   // Both, in the worker's order.
   void Fail(uint64_t id, absl::Status reason);
-  void PoisonPage();
+  // `reason`: what the page says; nothing when OK.
+  void PoisonPage(const absl::Status& reason = absl::OkStatus());
   void PublishStep(const StepResult& result);
   // Ends the streams with this status; the server goes on.
   void EndStreams(absl::Status status);

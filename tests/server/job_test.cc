@@ -439,6 +439,31 @@ TEST(JobWorkers, TheSixthDeathWithinAMinuteFailsTheJob) {
   EXPECT_EQ(job.state_.phase, JobPhase::kEnded);
 }
 
+TEST(JobWorkers, AWorkerThatGetsStuckAtOneStepAgainAndAgainFailsTheJob) {
+  Story job(1);
+  job.Start();
+  auto hang = [&](uint64_t step) {
+    job.Feed(WorkerDied{1, job.state_.workers[1].incarnation, "process 7 had not answered for 30s",
+                        absl::OkStatus(), /*stuck=*/true, step});
+    job.Wait(absl::Seconds(40));
+  };
+  for (uint64_t step = 3; step < 10; ++step) {
+    hang(step);
+    hang(step);
+    EXPECT_EQ(job.state_.phase, JobPhase::kReady) << step;
+  }
+  job.WorkerEnds(1);
+  job.Wait(absl::Minutes(11));
+  hang(9);
+  hang(9);
+  EXPECT_EQ(job.state_.phase, JobPhase::kReady) << "the others were long ago";
+  hang(9);
+  EXPECT_EQ(job.state_.phase, JobPhase::kFailed);
+  EXPECT_THAT(job.state_.reason,
+              HasSubstr("worker 1 of job 'gpt' got stuck 3 times at step 9, last: process 7 had "
+                        "not answered for 30s"));
+}
+
 TEST(JobWorkers, DeathsLongAgoAreForgotten) {
   Story job(1);
   job.Start();
