@@ -11,6 +11,8 @@ namespace {
 using reduce_internal::ReduceTable;
 
 constexpr uint32_t kBlock = reduce_internal::kGrain;
+// Grains of one call of a direct loop.
+constexpr uint32_t kDirectGrains = 16;
 
 static_assert(static_cast<int>(DType::kFloat32) == 0 && static_cast<int>(DType::kBfloat16) == 1 &&
               static_cast<int>(DType::kFloat16) == 2);
@@ -38,14 +40,21 @@ struct BlockStack {
   alignas(64) float blocks[kMaxReductionDepth][kBlock];
 };
 
-// The number of steps from `at` on that are the sum of 2 or 4 sources of one type without weights,
-// which one loop computes: 5 for 4 sources, 2 for 2, 0 for anything else.
-uint32_t TreeSteps(const ReductionProgram& program, absl::Span<const ReduceSource> sources,
-                   size_t at, const void** data) {
+// The sum of 1, 2 or 4 sources of one type without weights, which one loop computes.
+struct SmallTree {
+  uint32_t steps = 0;   // of the program; 0: there is none
+  uint32_t inputs = 0;  // 1, 2 or 4
+  const void* data[4] = {};
+};
+
+// The largest one that the program's steps from `at` on begin with. That step is a push.
+SmallTree TreeAt(const ReductionProgram& program, absl::Span<const ReduceSource> sources,
+                 size_t at) {
   using Kind = ReductionStep::Kind;
   constexpr Kind kQuad[] = {Kind::kPush, Kind::kAddInput, Kind::kPush, Kind::kAddInput,
                             Kind::kAddTop};
   const DType dtype = sources[program.steps[at].input].dtype;
+  SmallTree tree;
   uint32_t matching = 0;
   uint32_t inputs = 0;
   for (; matching < 5 && at + matching < program.steps.size(); ++matching) {
@@ -54,9 +63,11 @@ uint32_t TreeSteps(const ReductionProgram& program, absl::Span<const ReduceSourc
     if (step.kind == Kind::kAddTop) continue;
     const ReduceSource& source = sources[step.input];
     if (source.dtype != dtype || source.weighted) break;
-    data[inputs++] = source.data;
+    tree.data[inputs++] = source.data;
   }
-  return matching == 5 ? 5 : matching >= 2 ? 2 : 0;
+  tree.steps = matching == 5 ? 5 : std::min(matching, 2u);
+  tree.inputs = matching == 5 ? 4 : tree.steps;
+  return tree;
 }
 
 // Runs the program on elements [begin, begin + elements) and returns the block with the sum.
@@ -79,14 +90,13 @@ const float* SumBlock(const ReduceTable& table, const ReductionProgram& program,
       continue;
     }
     ++top;
-    const void* data[4];
-    const uint32_t tree = TreeSteps(program, sources, at, data);
-    if (tree == 0) {
+    const SmallTree tree = TreeAt(program, sources, at);
+    if (tree.inputs < 2) {
       table.load[dtype][weighted](*top, source.data, begin, elements, source.weight);
       continue;
     }
-    (tree == 5 ? table.quad : table.pair)[dtype](*top, data, begin, elements);
-    at += tree - 1;
+    (tree.inputs == 4 ? table.quad : table.pair)[dtype](*top, tree.data, begin, elements);
+    at += tree.steps - 1;
   }
   return *top;
 }
@@ -123,13 +133,29 @@ void ReduceGrainsOn(Isa isa, const ReductionProgram& program,
   ZS_CHECK(!program.steps.empty() && begin % kBlock == 0 && end % kBlock == 0, "no whole grains");
   CheckProgram(program, sources);
   const ReduceTable& table = TableOf(isa);
-  const int dtype = static_cast<int>(accumulator.dtype);
+  const int mode = static_cast<int>(accumulator.mode);
   const bool streamed = accumulator.streamed && accumulator.mode == AccumulateMode::kStore;
-  const auto grain = streamed ? table.streamed_grain[dtype]
-                              : table.grain[dtype][static_cast<int>(accumulator.mode)];
-  BlockStack stack;
-  for (uint64_t at = begin; at < end; at += kBlock) {
-    squares.Add(grain(SumBlock(table, program, sources, at, kBlock, stack), accumulator.data, at));
+  const SmallTree tree = TreeAt(program, sources, 0);
+  const DType source_dtype = sources[program.steps[0].input].dtype;
+  if (tree.inputs > 0 && tree.steps == program.steps.size() &&
+      accumulator.dtype == DType::kFloat32 && source_dtype != DType::kFloat16) {
+    const auto direct =
+        table.direct[tree.inputs / 2][static_cast<int>(source_dtype)][streamed ? 2 : mode];
+    double parts[kDirectGrains];
+    for (uint64_t at = begin; at < end; at += kDirectGrains * kBlock) {
+      const auto grains =
+          static_cast<uint32_t>(std::min<uint64_t>(kDirectGrains, (end - at) / kBlock));
+      direct(tree.data, accumulator.data, at, grains, parts);
+      for (uint32_t i = 0; i < grains; ++i) squares.Add(parts[i]);
+    }
+  } else {
+    const int dtype = static_cast<int>(accumulator.dtype);
+    const auto grain = streamed ? table.streamed_grain[dtype] : table.grain[dtype][mode];
+    BlockStack stack;
+    for (uint64_t at = begin; at < end; at += kBlock) {
+      squares.Add(
+          grain(SumBlock(table, program, sources, at, kBlock, stack), accumulator.data, at));
+    }
   }
   if (streamed) table.stream_fence();
 }

@@ -4,10 +4,6 @@
 #include "worker/reduce_table.h"
 #include "worker/squares_kernel.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #define ZS_CONCAT_INNER(a, b) a##b
 #define ZS_CONCAT(a, b) ZS_CONCAT_INNER(a, b)
 
@@ -15,6 +11,7 @@ namespace zeroshard::reduce_internal {
 namespace {
 
 using kernel::Bf16;
+using kernel::FloatVector;
 using kernel::Fp16;
 using kernel::Fp32;
 
@@ -62,20 +59,16 @@ void Target(const float* __restrict block, void* target, uint64_t begin, uint32_
   }
 }
 
-// Whole lines, past the caches; both sides are aligned to 64 bytes.
-ZS_KERNEL_FN void StreamLines(void* target, const void* source, uint32_t bytes) {
+// One vector, past the caches.
+ZS_KERNEL_FN void Stream(float* target, FloatVector vector) {
 #if defined(__AVX512F__)
-  for (uint32_t at = 0; at < bytes; at += sizeof(__m512i)) {
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(static_cast<char*>(target) + at),
-                        *reinterpret_cast<const __m512i*>(static_cast<const char*>(source) + at));
-  }
-#elif defined(__x86_64__)
-  for (uint32_t at = 0; at < bytes; at += sizeof(__m128i)) {
-    _mm_stream_si128(reinterpret_cast<__m128i*>(static_cast<char*>(target) + at),
-                     *reinterpret_cast<const __m128i*>(static_cast<const char*>(source) + at));
-  }
+  __builtin_ia32_movntps512(target, vector);
+#elif defined(__AVX2__)
+  __builtin_ia32_movntps256(target, vector);
+#elif defined(__SSE2__)
+  __builtin_ia32_movntps(target, vector);
 #else
-  __builtin_memcpy(target, source, bytes);
+  __builtin_memcpy(target, &vector, sizeof(vector));
 #endif
 }
 
@@ -88,7 +81,13 @@ double Grain(const float* __restrict block, void* target, uint64_t begin) {
   for (int i = 0; i < kGrain; ++i) {
     stored[i] = Type::Store(kAdd ? Type::Load(values[i]) + block[i] : block[i]);
   }
-  if constexpr (kStreamed) StreamLines(values, stored, sizeof(line_buffer));
+  if constexpr (kStreamed) {
+    for (uint32_t at = 0; at < sizeof(line_buffer); at += sizeof(FloatVector)) {
+      const auto* bytes = reinterpret_cast<const char*>(stored) + at;
+      Stream(reinterpret_cast<float*>(reinterpret_cast<char*>(values) + at),
+             kernel::LoadVector(reinterpret_cast<const float*>(bytes)));
+    }
+  }
   if constexpr (__is_same(Type, Fp32)) {
     return kernel::SumSquares(stored);
   } else {
@@ -98,9 +97,74 @@ double Grain(const float* __restrict block, void* target, uint64_t begin) {
   }
 }
 
+// A vector of a source's elements, widened.
+ZS_KERNEL_FN FloatVector LoadWide(Fp32, const void* source, uint64_t at) {
+  return kernel::LoadVector(static_cast<const float*>(source) + at);
+}
+ZS_KERNEL_FN FloatVector LoadWide(Bf16, const void* source, uint64_t at) {
+  const auto* values = static_cast<const uint16_t*>(source) + at;
+#if defined(__AVX512F__)
+  typedef short Halves __attribute__((vector_size(32)));
+  typedef int Words __attribute__((vector_size(64)));
+  Halves halves;
+  __builtin_memcpy(&halves, values, sizeof(halves));
+  const Words words = __builtin_ia32_pmovzxwd512_mask(halves, Words{}, 0xffff);
+#elif defined(__AVX2__)
+  typedef short Halves __attribute__((vector_size(16)));
+  typedef int Words __attribute__((vector_size(32)));
+  Halves halves;
+  __builtin_memcpy(&halves, values, sizeof(halves));
+  const auto words = (Words)__builtin_ia32_pmovzxwd256(halves);
+#else
+  typedef int Words __attribute__((vector_size(16)));
+  const Words words = {values[0], values[1], values[2], values[3]};
+#endif
+  return (FloatVector)(words << 16);
+}
+
+template <class Type, int kInputs>
+ZS_KERNEL_FN FloatVector SumWide(const void* const* sources, uint64_t at) {
+  if constexpr (kInputs == 1) {
+    return LoadWide(Type(), sources[0], at);
+  } else {
+    return SumWide<Type, kInputs / 2>(sources, at) +
+           SumWide<Type, kInputs / 2>(sources + kInputs / 2, at);
+  }
+}
+
+enum class Into { kStore, kAdd, kStream };
+
+// Whole grains of an fp32 target in one go: nothing but the result leaves the registers.
+template <class Type, int kInputs, Into kInto>
+void Direct(const void* const* sources, void* target, uint64_t begin, uint32_t grains,
+            double* squares) {
+  const void* inputs[kInputs];
+  for (int i = 0; i < kInputs; ++i) inputs[i] = sources[i];
+  float* values = static_cast<float*>(target);
+  const FloatVector nan = __builtin_nanf("") - FloatVector{};
+  for (uint32_t grain = 0; grain < grains; ++grain, begin += kGrain) {
+    kernel::SquareSums sums;
+    for (int i = 0; i < kGrain; i += kernel::kSquaresLanes) {
+      for (int part = 0; part < kernel::kSquaresLanes / kernel::kVectorFloats; ++part) {
+        const uint64_t at = begin + i + part * kernel::kVectorFloats;
+        FloatVector sum = SumWide<Type, kInputs>(inputs, at);
+        if constexpr (kInto == Into::kAdd) sum = kernel::LoadVector(values + at) + sum;
+        sum = sum == sum ? sum : nan;
+        if constexpr (kInto == Into::kStream) {
+          Stream(values + at, sum);
+        } else {
+          __builtin_memcpy(values + at, &sum, sizeof(sum));
+        }
+        sums.Add(part, sum);
+      }
+    }
+    squares[grain] = sums.Total();
+  }
+}
+
 void StreamFence() {
-#if defined(__x86_64__)
-  _mm_sfence();
+#if defined(__SSE2__)
+  __builtin_ia32_sfence();
 #endif
 }
 
@@ -117,6 +181,14 @@ void AddBlock(float* __restrict block, const float* __restrict other, uint32_t e
         {Source<Fp16, add, false>, Source<Fp16, add, true>}, \
   }
 
+#define ZS_DIRECT_OF(type, inputs)                                        \
+  {                                                                       \
+    Direct<type, inputs, Into::kStore>, Direct<type, inputs, Into::kAdd>, \
+        Direct<type, inputs, Into::kStream>                               \
+  }
+#define ZS_DIRECT(inputs) \
+  { ZS_DIRECT_OF(Fp32, inputs), ZS_DIRECT_OF(Bf16, inputs) }
+
 const ReduceTable ZS_CONCAT(kReduceTable, ZS_ISA) = {
     ZS_SOURCES(false),
     ZS_SOURCES(true),
@@ -129,6 +201,7 @@ const ReduceTable ZS_CONCAT(kReduceTable, ZS_ISA) = {
      {Grain<Bf16, false, false>, Grain<Bf16, true, false>},
      {Grain<Fp16, false, false>, Grain<Fp16, true, false>}},
     {Grain<Fp32, false, true>, Grain<Bf16, false, true>, Grain<Fp16, false, true>},
+    {ZS_DIRECT(1), ZS_DIRECT(2), ZS_DIRECT(4)},
     StreamFence,
     AddBlock,
 };

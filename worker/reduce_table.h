@@ -19,6 +19,10 @@ using TreeFn = void (*)(float* block, const void* const* sources, uint64_t begin
 using TargetFn = void (*)(const float* block, void* target, uint64_t begin, uint32_t elements);
 // The same for one grain; returns the sum of squares of what is in the target then (grad_norm.h).
 using GrainFn = double (*)(const float* block, void* target, uint64_t begin);
+// The sum of 1, 2 or 4 sources of one type into whole grains of an fp32 target, and squares[i] of
+// the grain begin / 256 + i. `sources` as in TreeFn.
+using DirectFn = void (*)(const void* const* sources, void* target, uint64_t begin, uint32_t grains,
+                          double* squares);
 
 struct ReduceTable {
   SourceFn load[kDTypes][2];  // [dtype][weighted]
@@ -29,6 +33,8 @@ struct ReduceTable {
   GrainFn grain[kDTypes][2];   // [dtype][AccumulateMode]
   // Stores past the caches; block and target are aligned to 64 bytes. A stream fence must follow.
   GrainFn streamed_grain[kDTypes];
+  // [1, 2, 4 inputs][fp32, bf16][kStore, kAdd, kStore past the caches]
+  DirectFn direct[3][2][3];
   void (*stream_fence)();
   // block[i] += other[i]
   void (*add_block)(float* block, const float* other, uint32_t elements);
