@@ -15,7 +15,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -27,12 +30,30 @@ namespace zeroshard {
 // Bound of a payload: the largest slice of a unit with its partial sums.
 inline constexpr uint64_t kMaxFramePayload = uint64_t{1} << 34;
 
+// Leaves new elements as they are: a payload is written once, by whoever fills it.
+template <class T>
+struct UninitializedAllocator : std::allocator<T> {
+  template <class U>
+  struct rebind {
+    using other = UninitializedAllocator<U>;
+  };
+  template <class U>
+  void construct(U* place) noexcept {
+    ::new (static_cast<void*>(place)) U;
+  }
+  template <class U, class... Arguments>
+  void construct(U* place, Arguments&&... arguments) {
+    std::construct_at(place, std::forward<Arguments>(arguments)...);
+  }
+};
+using FrameBytes = std::vector<std::byte, UninitializedAllocator<std::byte>>;
+
 struct Frame {
   uint32_t kind = 0;  // the user's; 0 is the transport's own
   uint32_t index = 0;
   uint64_t tag = 0;
   uint64_t value = 0;
-  std::vector<std::byte> payload;
+  FrameBytes payload;
 };
 
 class MeshObserver {

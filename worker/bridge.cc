@@ -92,22 +92,31 @@ bool Bridge::Advance() {
     generation_ = generation;
     std::erase_if(partials_,
                   [&](const auto& entry) { return AttemptOf(entry.first.second) < attempt; });
-    for (auto& [peer, frame] : std::exchange(early_, {})) OnFrame(peer, frame);
+    for (auto& [peer, frame] : std::exchange(early_, {})) OnFrame(peer, std::move(frame));
   }
   bool progress = false;
-  for (uint32_t peer = 0; peer < context_.memory().workers(); ++peer) {
-    if (peer == context_.me()) continue;
+  auto each_peer = [&](auto send) {
+    for (uint32_t peer = 0; peer < context_.memory().workers(); ++peer) {
+      if (peer != context_.me()) send(peer);
+    }
+  };
+  each_peer([&](uint32_t peer) {
     for (uint32_t rank : ranks_of_[context_.me()]) {
       progress |= SendPut(peer, rank);
       progress |= SendOrder(peer, rank);
     }
-    for (uint32_t unit = 0; unit < context_.layout().units().size(); ++unit) {
+  });
+  for (uint32_t unit = 0; unit < context_.layout().units().size(); ++unit) {
+    each_peer([&](uint32_t peer) {
       progress |= SendUnitMarks(peer, unit);
       progress |= SendPartial(peer, unit);
-    }
+    });
+  }
+  encoded_ = {};
+  each_peer([&](uint32_t peer) {
     for (uint32_t rank : ranks_of_[context_.me()]) progress |= SendArrival(peer, rank);
     progress |= SendWorkerMarks(peer);
-  }
+  });
   return progress;
 }
 
@@ -183,38 +192,52 @@ bool Bridge::SendPartial(uint32_t peer, uint32_t unit) {
   sent = tag;
   ZS_FAULT_POINT("worker.bridge.partial");
   Frame frame = MakeFrame(BridgeFrame::kPartial, unit, tag);
-  frame.payload = EncodePartials(unit, peer, inputs);
+  // At stage 0 every peer needs the whole unit: summed once.
+  const bool shared = context_.memory().config().stage() == 0 && context_.memory().workers() > 2;
+  if (!shared) {
+    frame.payload = EncodePartials(unit, peer, inputs);
+  } else {
+    if (encoded_.unit != unit || encoded_.tag != tag) {
+      encoded_ = {unit, tag, EncodePartials(unit, peer, inputs)};
+    }
+    ByteWriter copy;
+    copy.Bytes(encoded_.payload);
+    frame.payload = copy.Take();
+  }
   Post(peer, std::move(frame));
   return true;
 }
 
 // A node of one rank travels as it is; others as fp32 sums. Only the receiver's slice.
-std::vector<std::byte> Bridge::EncodePartials(
-    uint32_t unit, uint32_t peer, const std::vector<std::optional<GradientInput>>& inputs) const {
+FrameBytes Bridge::EncodePartials(uint32_t unit, uint32_t peer,
+                                  const std::vector<std::optional<GradientInput>>& inputs) const {
   const Layout& layout = context_.layout();
   const GrainRange slice = context_.memory().config().stage() == 0
                                ? GrainRange{0, layout.units()[unit].grains}
                                : layout.slice(unit, peer);
   const uint64_t first = slice.first_element();
   ByteWriter writer;
+  writer.Reserve(nodes_[context_.me()].size() *
+                 (sizeof(PartialHeader) + slice.elements() * sizeof(float)));
   size_t next = 0;
   for (size_t n = 0; n < nodes_[context_.me()].size(); ++n) {
     const TreeNode& node = nodes_[context_.me()][n];
     std::vector<GradientInput> leaves;
     for (uint32_t rank = node.begin; rank < node.end; ++rank) leaves.push_back(*inputs[next++]);
-    Presence present = {};
+    PartialHeader header;
     for (const GradientInput& leaf : leaves) {
       if (leaf.data == nullptr) continue;
-      for (uint32_t word = 0; word < kPresenceWords; ++word) present[word] |= leaf.present[word];
+      for (uint32_t word = 0; word < kPresenceWords; ++word) {
+        header.present[word] |= leaf.present[word];
+      }
     }
     const bool single = leaves.size() == 1;
-    const bool any = present != Presence{};
     const DType dtype = single ? leaves[0].dtype : DType::kFloat32;
-    writer.Value(static_cast<uint8_t>(any));
-    writer.Value(static_cast<uint8_t>(dtype));
-    writer.Value(single ? leaves[0].weight : 1.0f);
-    writer.Value(present);
-    if (!any) continue;
+    header.any = header.present != Presence{} ? 1 : 0;
+    header.dtype = static_cast<uint8_t>(dtype);
+    if (single) header.weight = leaves[0].weight;
+    writer.Value(header);
+    if (header.any == 0) continue;
     if (single) {
       writer.Bytes({leaves[0].data + first * SizeOf(dtype), slice.elements() * SizeOf(dtype)});
       continue;
@@ -315,7 +338,9 @@ void Bridge::SendShard(uint32_t peer, uint32_t unit, uint64_t epoch) {
       context_.memory().parameters_at_rest(unit) + shard.first_element() * element_bytes;
   ZS_FAULT_POINT("worker.bridge.shard");
   Frame frame = MakeFrame(BridgeFrame::kShard, unit, 0, epoch);
-  frame.payload.assign(data, data + shard.elements() * element_bytes);
+  ByteWriter writer;
+  writer.Bytes({data, shard.elements() * element_bytes});
+  frame.payload = writer.Take();
   Post(peer, std::move(frame));
 }
 
@@ -333,9 +358,12 @@ std::optional<std::vector<GradientInput>> Bridge::Inputs(uint32_t unit, Tag tag)
       return std::nullopt;
     }
     const uint64_t first = context_.memory().plan().unit(unit).slice.first_element();
-    for (const Partial& partial : received->second.by_peer.at(peer)) {
+    const Partials& partials = received->second.by_peer.at(peer);
+    for (const Partial& partial : partials.sums) {
       GradientInput input;
-      if (partial.any) input.data = partial.data.data() - first * SizeOf(partial.dtype);
+      if (partial.any) {
+        input.data = partials.payload.data() + partial.offset - first * SizeOf(partial.dtype);
+      }
       input.dtype = partial.dtype;
       input.weight = partial.weight;
       input.present = partial.present;

@@ -39,7 +39,7 @@ class Bridge {
 
   // The mesh stands: all that may be missing elsewhere is sent again.
   void OnConnected();
-  void OnFrame(uint32_t peer, const Frame& frame);
+  void OnFrame(uint32_t peer, Frame frame);
   // Sends what is new on the board. Returns whether anything was sent.
   bool Advance();
 
@@ -65,11 +65,15 @@ class Bridge {
     DType dtype = DType::kFloat32;
     float weight = 1.0f;
     Presence present = {};
-    std::vector<std::byte> data;
+    uint64_t offset = 0;  // in the payload that it came in
+  };
+  struct Partials {
+    FrameBytes payload;
+    std::vector<Partial> sums;
   };
   struct Received {
     absl::Duration since;  // the first one came
-    std::map<uint32_t, std::vector<Partial>> by_peer;
+    std::map<uint32_t, Partials> by_peer;
   };
   struct Sent {                        // to one peer, since the mesh stands
     std::vector<Tag> partial;          // by unit
@@ -94,14 +98,14 @@ class Bridge {
   bool SendWorkerMarks(uint32_t peer);
   void PushShards(uint32_t peer);
   void SendShard(uint32_t peer, uint32_t unit, uint64_t epoch);
-  std::vector<std::byte> EncodePartials(
-      uint32_t unit, uint32_t peer, const std::vector<std::optional<GradientInput>>& inputs) const;
+  FrameBytes EncodePartials(uint32_t unit, uint32_t peer,
+                            const std::vector<std::optional<GradientInput>>& inputs) const;
   void Post(uint32_t peer, Frame frame);
 
   void OnOrder(const Frame& frame);
   void OnArrival(const Frame& frame);
   void OnPut(uint32_t peer, const Frame& frame);
-  void OnPartial(uint32_t peer, const Frame& frame);
+  void OnPartial(uint32_t peer, Frame frame);
   void OnShard(uint32_t peer, const Frame& frame);
   void OnDecision(const Frame& frame);
   void OnPoison(uint32_t peer, const Frame& frame);
@@ -122,6 +126,13 @@ class Bridge {
   ReductionPlan plan_;                           // own ranks, then the other workers' nodes
   std::vector<Sent> sent_;                       // by peer
   std::map<std::pair<uint32_t, Tag>, Received> partials_;
+  // Partial sums that several peers need alike.
+  struct Encoded {
+    uint32_t unit = 0;
+    Tag tag = 0;
+    FrameBytes payload;
+  };
+  Encoded encoded_;
   std::vector<std::pair<uint32_t, Frame>> early_;  // frames of steps not reached yet
   uint64_t attempt_ = 0;
   uint64_t generation_ = 0;

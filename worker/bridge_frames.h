@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "storage/board.h"
 #include "transport/mesh.h"
 
 namespace zeroshard {
@@ -31,26 +32,40 @@ enum class BridgeFrame : uint32_t {
   kDrop = 14,        // tag: drop_until, value: drop_after; payload: drop_generation
 };
 
+// Before each partial sum of a kPartial. A multiple of 64 bytes, as the sums are, so that these can
+// be added from where they came.
+struct PartialHeader {
+  uint8_t any = 0;  // whether a sum follows
+  uint8_t dtype = 0;
+  uint8_t reserved0[2] = {};
+  float weight = 1.0f;
+  uint64_t reserved1[7] = {};
+  Presence present = {};
+};
+static_assert(sizeof(PartialHeader) % 64 == 0);
+
 // Appends the bytes of plain values.
 class ByteWriter {
  public:
+  // Room for so many bytes in all; more are copied when they come.
+  void Reserve(size_t bytes) { out_.reserve(bytes); }
   template <typename T>
   void Value(const T& value) {
     static_assert(std::is_trivially_copyable_v<T>);
     Bytes({reinterpret_cast<const std::byte*>(&value), sizeof(T)});
   }
   void Bytes(std::span<const std::byte> bytes) {
-    out_.insert(out_.end(), bytes.begin(), bytes.end());
+    if (!bytes.empty()) std::memcpy(Extend(bytes.size()), bytes.data(), bytes.size());
   }
   // Room for bytes that the caller fills.
   std::byte* Extend(size_t bytes) {
     out_.resize(out_.size() + bytes);
     return out_.data() + out_.size() - bytes;
   }
-  std::vector<std::byte> Take() { return std::move(out_); }
+  FrameBytes Take() { return std::move(out_); }
 
  private:
-  std::vector<std::byte> out_;
+  FrameBytes out_;
 };
 
 // Reads them back; a short read makes every later one fail.

@@ -10,7 +10,7 @@
 
 namespace zeroshard {
 
-void Bridge::OnFrame(uint32_t peer, const Frame& frame) {
+void Bridge::OnFrame(uint32_t peer, Frame frame) {
   const size_t units = context_.layout().units().size();
   const uint32_t ranks = context_.memory().ranks();
   const Board& board = context_.board();
@@ -20,7 +20,7 @@ void Bridge::OnFrame(uint32_t peer, const Frame& frame) {
     case BridgeFrame::kArrival:
       if (frame.index >= ranks || is_mine(frame.index)) break;
       if (IsAhead(frame.tag)) {
-        early_.emplace_back(peer, frame);
+        early_.emplace_back(peer, std::move(frame));
       } else if (frame.tag == board.attempt()) {
         static_cast<BridgeFrame>(frame.kind) == BridgeFrame::kOrder ? OnOrder(frame)
                                                                     : OnArrival(frame);
@@ -33,7 +33,7 @@ void Bridge::OnFrame(uint32_t peer, const Frame& frame) {
       if (frame.index < ranks) board.put_done(peer, frame.index).store(frame.tag);
       return;
     case BridgeFrame::kPartial:
-      if (frame.index < units) OnPartial(peer, frame);
+      if (frame.index < units) OnPartial(peer, std::move(frame));
       return;
     case BridgeFrame::kMerged:
       if (frame.index < units)
@@ -52,7 +52,7 @@ void Bridge::OnFrame(uint32_t peer, const Frame& frame) {
     case BridgeFrame::kApplied:
     case BridgeFrame::kDecision:
       if (IsAhead(frame.tag)) {
-        early_.emplace_back(peer, frame);
+        early_.emplace_back(peer, std::move(frame));
       } else if (static_cast<BridgeFrame>(frame.kind) == BridgeFrame::kDecision) {
         OnDecision(frame);
       } else {
@@ -117,7 +117,7 @@ void Bridge::OnPut(uint32_t peer, const Frame& frame) {
   Post(peer, {static_cast<uint32_t>(BridgeFrame::kPutDone), frame.index, frame.tag, 0, {}});
 }
 
-void Bridge::OnPartial(uint32_t peer, const Frame& frame) {
+void Bridge::OnPartial(uint32_t peer, Frame frame) {
   const Board& board = context_.board();
   if (board.merged(context_.me(), frame.index).tag.load() >= frame.tag ||
       AttemptOf(frame.tag) < board.attempt()) {
@@ -125,22 +125,24 @@ void Bridge::OnPartial(uint32_t peer, const Frame& frame) {
   }
   const UnitPlan& plan = context_.memory().plan().unit(frame.index);
   ByteReader reader(frame.payload);
-  std::vector<Partial> partials(nodes_[peer].size());
-  for (Partial& partial : partials) {
-    uint8_t any = 0;
-    uint8_t dtype = 0;
-    if (!reader.Value(any) || !reader.Value(dtype) || !reader.Value(partial.weight) ||
-        !reader.Value(partial.present) || !IsValidDType(dtype)) {
+  Partials partials;
+  for (size_t i = 0; i < nodes_[peer].size(); ++i) {
+    PartialHeader header;
+    bool good = reader.Value(header) && IsValidDType(header.dtype);
+    if (good) {
+      const auto dtype = static_cast<DType>(header.dtype);
+      const uint64_t offset = frame.payload.size() - reader.left();
+      const uint64_t bytes = header.any != 0 ? plan.slice.elements() * SizeOf(dtype) : 0;
+      good = reader.Bytes(bytes).size() == bytes;
+      partials.sums.push_back({header.any != 0, dtype, header.weight, header.present, offset});
+    }
+    if (!good) {
       LogWarn(absl::StrCat("partial sum dropped unit=", frame.index, " peer=", peer));
       return;
     }
-    partial.any = any != 0;
-    partial.dtype = static_cast<DType>(dtype);
-    if (!partial.any) continue;
-    const std::span<const std::byte> bytes =
-        reader.Bytes(plan.slice.elements() * SizeOf(partial.dtype));
-    partial.data.assign(bytes.begin(), bytes.end());
   }
+  // Added from where they came.
+  partials.payload = std::move(frame.payload);
   Received& received =
       partials_.try_emplace({frame.index, frame.tag}, Received{context_.now(), {}}).first->second;
   received.by_peer[peer] = std::move(partials);

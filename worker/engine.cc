@@ -238,8 +238,10 @@ bool Engine::MergeDirty() {
       }
       // Whose sum over the ranks waits for this one may have looked at the unit already.
       if (local) context_.MarkDirty(u);
-      progress |= local;
-      while (MergeUnit(u)) progress = true;
+      bool summed = local;
+      while (MergeUnit(u)) summed = true;
+      if (summed) CompleteScatters();
+      progress |= summed;
       progress |= keeper_.Fill(u, shard_);
       evict |= !context_.memory().plan().unit(u).resident;
     }
@@ -247,6 +249,16 @@ bool Engine::MergeDirty() {
   if (evict) keeper_.Evict();
   if (progress) context_.RingAll();
   return progress;
+}
+
+// Between two sums: slots of the gradient windows are free as soon as they were read, and what came
+// in meanwhile is on the board for the other workers.
+void Engine::CompleteScatters() {
+  context_.RingAll();
+  pump_();
+  for (auto& port : ports_) {
+    if (port != nullptr) port->Poll();
+  }
 }
 
 // The rank's gradient for `tag`; an input without data when the rank has none; nothing while it may

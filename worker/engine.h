@@ -21,6 +21,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -45,7 +46,7 @@ class Engine {
   // The mesh's word, on the loop thread.
   void OnMeshConnected();
   void OnMeshLost(const absl::Status& reason);
-  void OnMeshFrame(uint32_t peer, const Frame& frame) { bridge_->OnFrame(peer, frame); }
+  void OnMeshFrame(uint32_t peer, Frame frame) { bridge_->OnFrame(peer, std::move(frame)); }
 
   // After a predecessor's death: repairs torn groups. Returns a sentence about what was found.
   absl::StatusOr<std::string> Recover();
@@ -74,7 +75,8 @@ class Engine {
   // After this worker's shard was loaded: every worker forgets gradients of the step in flight; the
   // leader sets the job's numbers. With parameters_only the numbers stay.
   absl::Status FinishRestore(const records::v1::JobState& state, bool parameters_only);
-  // What brings frames and requests to this engine while it waits by itself (MakeReadable).
+  // What brings frames and requests to this engine while it waits by itself (MakeReadable) and
+  // between the sums of two units.
   void SetPump(std::function<void()> pump) { pump_ = std::move(pump); }
   // Waits until `unit` lies whole in the window, which a copied window may take other workers for.
   absl::Status MakeReadable(uint32_t unit, absl::Duration timeout);
@@ -102,6 +104,7 @@ class Engine {
   void FinishDrop(uint64_t generation);
   bool FollowAttempt();
   bool MergeDirty();
+  void CompleteScatters();
   bool MergeUnit(uint32_t unit);
   bool MergeLocal(uint32_t rank, uint32_t unit);
   void FinishUnit(std::optional<uint32_t>& unfinished);

@@ -73,7 +73,7 @@ void WorkerLoop::OnEvents() {
         engine_->OnRequest(session->rank, session->request);
       }
     } else if (auto* mesh = std::get_if<MeshFrame>(&event)) {
-      engine_->OnMeshFrame(mesh->peer, mesh->frame);
+      engine_->OnMeshFrame(mesh->peer, std::move(mesh->frame));
     } else if (auto* lost = std::get_if<MeshLost>(&event)) {
       engine_->OnMeshLost(lost->reason);
     } else {

@@ -228,7 +228,7 @@ void LocalJob::Resend(uint32_t rank, const trainer::v1::SessionRequest& request)
 }
 
 void LocalJob::RunWorker(uint32_t w) {
-  for (auto& [peer, frame] : mesh_->Take(w)) workers_[w].engine->OnMeshFrame(peer, frame);
+  for (auto& [peer, frame] : mesh_->Take(w)) workers_[w].engine->OnMeshFrame(peer, std::move(frame));
   workers_[w].engine->Advance();
 }
 
@@ -237,7 +237,7 @@ void LocalJob::Run() {
     bool rang = false;
     for (uint32_t w = 0; w < options_.workers; ++w) {
       for (auto& [peer, frame] : mesh_->Take(w)) {
-        workers_[w].engine->OnMeshFrame(peer, frame);
+        workers_[w].engine->OnMeshFrame(peer, std::move(frame));
         rang = true;
       }
       workers_[w].engine->Advance();

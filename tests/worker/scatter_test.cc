@@ -78,5 +78,25 @@ TEST(ScatterTest, ARankThatIsAheadWaitsForNobody) {
   }
 }
 
+TEST(ScatterTest, ScattersCompleteOneByOneWhileOthersAreSummed) {
+  LocalJob job(ThreeUnits(1));
+  job.PutParameters(std::vector<std::vector<float>>(3, std::vector<float>(kElements, 0.0f)));
+  std::vector<uint64_t> ids;
+  for (uint32_t unit : {0u, 1u, 2u}) {
+    Scatter(job, 0, unit, 0, 1.0f);
+    ids.push_back(Scatter(job, 1, unit, 0, 1.0f));
+  }
+  // All three units wait when the worker looks. What it lets in between two sums sees those before
+  // complete.
+  std::vector<size_t> complete;
+  job.engine(0).SetPump([&] {
+    complete.push_back(0);
+    for (uint64_t id : ids) complete.back() += job.Done(1, id) ? 1 : 0;
+  });
+  job.Run();
+  EXPECT_EQ(complete, (std::vector<size_t>{0, 1, 2}));
+  for (uint64_t id : ids) EXPECT_TRUE(job.Done(1, id));
+}
+
 }  // namespace
 }  // namespace zeroshard
