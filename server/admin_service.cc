@@ -136,6 +136,13 @@ grpc::Status AdminService::ListTiers(grpc::ServerContext*, const ListTiersReques
         host.set_used_bytes(in_use.held);
         host.set_free_bytes(std::min(left, promised));
         host.set_note(limit == 0 ? "bounded by " + memory.source : "bounded by host_memory_limit");
+        for (const JobSummary& summary : context_.table->Summaries()) {
+          ZS_ASSIGN_OR_RETURN(const JobHost* const job, context_.table->Find(summary.name()));
+          admin::v1::TierJob& line = *tiers.add_jobs();
+          line.set_name(summary.name());
+          line.set_bytes(summary.bytes());
+          *line.mutable_config() = job->View().config();
+        }
         return tiers;
       },
       reply);

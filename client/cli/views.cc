@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/cli/state_forms.h"
 #include "client/cli/text_table.h"
 
 namespace zeroshard {
@@ -53,6 +54,45 @@ std::string CountersText(const admin::v1::GetJobReply& reply) {
   return table.Text();
 }
 
+// "AdamW, split master, fp32 states: 2 + G 4 + K 10 bytes a trainable parameter ..."
+std::string FormsText(const model::v1::EngineConfig& config) {
+  const StateForms forms = StateFormsOf(config);
+  if (config.optimizer() == model::v1::OPTIMIZER_NONE) return "no updates\n";
+  std::string text = absl::StrCat(forms.optimizer, ", ");
+  if (forms.with_fp32.has_value()) {
+    absl::StrAppend(&text, forms.master == "none" ? "no" : forms.master, " master, ");
+  }
+  absl::StrAppend(&text, forms.states == "-" ? "no" : forms.states, " states: ", forms.parameter,
+                  " + G ", forms.gradient, " + K ", forms.optimizer_bytes,
+                  " bytes a trainable parameter");
+  if (forms.with_split.has_value() && forms.master != "split") {
+    absl::StrAppend(&text, " (K ", *forms.with_split, " with a split master)");
+  } else if (forms.with_split.has_value()) {
+    absl::StrAppend(&text, " (K ", *forms.with_fp32, " with an fp32 master)");
+  }
+  return absl::StrCat(text, "\n");
+}
+
+std::string TierJobsText(const admin::v1::ListTiersReply& reply) {
+  if (reply.jobs().empty()) return "";
+  TextTable table({"job", "memory", "optimizer", "master", "states", "parameter", "G", "K",
+                   "K split", "K fp32"});
+  const auto or_none = [](const std::optional<uint32_t>& bytes) {
+    return bytes.has_value() ? absl::StrCat(*bytes) : std::string("-");
+  };
+  for (const auto& job : reply.jobs()) {
+    const StateForms forms = StateFormsOf(job.config());
+    table.Add({job.name(), ReadableBytes(job.bytes()), forms.optimizer, forms.master, forms.states,
+               absl::StrCat(forms.parameter), absl::StrCat(forms.gradient),
+               absl::StrCat(forms.optimizer_bytes), or_none(forms.with_split),
+               or_none(forms.with_fp32)});
+  }
+  return absl::StrCat("\n", table.Text(),
+                      "bytes a trainable parameter, before it is divided over the workers: the "
+                      "parameter, its accumulator (G), master and states (K), and K with a split "
+                      "and with an fp32 master\n");
+}
+
 }  // namespace
 
 std::string StatusText(const admin::v1::GetStatusReply& reply) {
@@ -83,9 +123,9 @@ std::string JobText(const admin::v1::GetJobReply& reply) {
   return absl::StrCat("job ", job.name(), ": ", job.state(), " (", job.reason(), ")\n", "step ",
                       job.step(), ", generation ", job.generation(), ", stage ", job.stage(), ", ",
                       ReadableCount(job.parameters()), " parameters, loss scale ",
-                      reply.loss_scale(), ", gradient norm ", reply.grad_norm(), "\n\n",
-                      MembersText(reply), "\n", LedgerText(reply), "\n", CountersText(reply),
-                      Warnings(reply.warnings()));
+                      reply.loss_scale(), ", gradient norm ", reply.grad_norm(), "\n",
+                      FormsText(reply.config()), "\n", MembersText(reply), "\n", LedgerText(reply),
+                      "\n", CountersText(reply), Warnings(reply.warnings()));
 }
 
 std::string TiersText(const admin::v1::ListTiersReply& reply) {
@@ -94,7 +134,7 @@ std::string TiersText(const admin::v1::ListTiersReply& reply) {
     table.Add({tier.name(), ReadableBytes(tier.capacity_bytes()), ReadableBytes(tier.used_bytes()),
                ReadableBytes(tier.free_bytes()), tier.note()});
   }
-  return table.Text();
+  return absl::StrCat(table.Text(), TierJobsText(reply));
 }
 
 std::string ConfigText(const admin::v1::ResolveConfigReply& reply) {
