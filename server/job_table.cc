@@ -90,8 +90,9 @@ void JobTable::Retire(WorkerProcess process) {
     SweepLater();
   });
   if (!watched.ok()) LogError(absl::StrCat("waiting for a worker: ", watched.message()));
-  environment_.loop->At(environment_.loop->Now() + kStopGrace,
-                        [shared] { KillWorker(*shared, SIGKILL); });
+  environment_.loop->At(environment_.loop->Now() + kStopGrace, [late = std::weak_ptr(shared)] {
+    if (const auto process = late.lock()) KillWorker(*process, SIGKILL);
+  });
 }
 
 void JobTable::SweepLater() {

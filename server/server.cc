@@ -61,6 +61,7 @@ absl::Status RemoveLeftovers(const std::string& path) {
 struct Server::Parts {
   DaemonConfig config;
   SystemClock clock;
+  std::unique_ptr<NodeCores> cores;  // outlives the loop, whose timers hold workers' numbers
   std::unique_ptr<EventLoop> loop;
   std::shared_ptr<MetricsTable> metrics_table = std::make_shared<MetricsTable>();
   JobMetrics metrics{metrics_table};
@@ -70,7 +71,6 @@ struct Server::Parts {
   std::string socket_path;
   UniqueFd listener;
   std::unique_ptr<MetadataLog> journal;
-  std::unique_ptr<NodeCores> cores;
   PeerTable peers;
   std::unique_ptr<ClusterClient> cluster;
   std::unique_ptr<JobTable> table;

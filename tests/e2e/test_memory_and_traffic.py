@@ -104,6 +104,25 @@ def test_bytes_a_parameter_over_n(real, workers, master, gradients, each):
         assert (f"worker {w}", "padding") not in lines_of(view)
 
 
+@pytest.mark.parametrize("k, optimizer, own", [
+    (12, "AdamW", {"master": "fp32"}), (10, "AdamW", {}), (8, "AdamW", {"master": "none"}),
+    (6, "AdamW8bit", {"master": "fp32"}), (6, "AdamW", {"optimizer_states": "bf16"}), (6, "Lion", {}),
+    (4, "AdamW8bit", {}), (4, "SGD", {"optimizer_states": "bf16"}), (2, "AdamW8bit", {"master": "none"}),
+], ids=str)
+def test_bytes_of_optimizer_state_a_parameter(real, k, optimizer, own):
+    """The published ledgers K = 12, 6 and 4, and those between, of a job that trains: to the byte, scales beside it."""
+    sizes = (65536, 32768)
+    daemon = real(2)
+    trainers.train_and_keep(daemon, "gpt", 2, stage=2, dtype="bf16", steps=2, sizes=sizes, optimizer=optimizer,
+                            config={"zeroshard": own})
+    lines = lines_of(daemon.job("gpt"))
+    states = {key: bytes for key, bytes in lines.items() if key[0].startswith("worker")
+              and key[1] not in ("gradients", "padding", "records", "scales")}
+    assert sum(states.values()) == k * sum(sizes)
+    scales = sum(bytes for (_, state), bytes in lines.items() if state == "scales")
+    assert scales == (2 * sum(sizes) // 256 * 4 if optimizer == "AdamW8bit" else 0)
+
+
 @pytest.mark.parametrize("options", [
     {"stage": 3}, {"stage": 2}, {"stage": 0}, {"stage": 1, "micro_steps": 3},
     {"stage": 3, "config": {"zeroshard": {"transport": "gloo"}}},

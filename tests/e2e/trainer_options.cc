@@ -50,7 +50,8 @@ TrainerOptions ParseTrainerOptions(int argc, char** argv) {
   app.add_option("--steps", options.steps, "the step at which to stop");
   app.add_option("--micro-steps", options.micro_steps, "micro-steps of a step");
   app.add_option("--dtype", options.dtype)->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
-  app.add_option("--optimizer", options.optimizer)->check(CLI::IsMember({"AdamW", "Adam", "SGD", "Adagrad", "Lion", "AdamW8bit"}));
+  app.add_option("--optimizer", options.optimizer)
+      ->check(CLI::IsMember({"AdamW", "Adam", "SGD", "Adagrad", "Lion", "AdamW8bit"}));
   app.add_option("--sizes", options.sizes, "elements of each parameter")->delimiter(',');
   app.add_option("--frozen", options.frozen, "parameters that are not trained")->delimiter(',');
   app.add_option("--config-extra", options.config_extra, "JSON merged into the ds_config");
