@@ -15,6 +15,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <span>
 #include <vector>
 
@@ -48,32 +49,64 @@ namespace protected_internal {
 // nothing.
 inline void CompilerFence() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
+// Orders stores that went past the caches, which other threads may read once the pass is done; such
+// stores of a killed process are in memory, too, for entering the kernel writes them out.
+inline void StreamFence() {
+#if defined(__SSE2__)
+  __builtin_ia32_sfence();
+#endif
+}
+
 // The copy loop for this processor.
 CopyFn BestUndoCopy();
 
 // The elements [begin, begin + elements) of a chunk, and the record they go to.
 struct Group {
   uint64_t sequence = 0;
-  uint32_t chunk = 0;
   uint32_t elements = 0;
   uint64_t begin = 0;
 };
 
+// Writes what is the same for all records of a chunk into those that are not live.
+inline void WriteConstants(LaneArea& area, const UndoKey& key, const UndoChunk& chunk,
+                           uint32_t chunk_index) {
+  const uint64_t live = area.header.position.load(std::memory_order_relaxed);
+  for (uint64_t i = 0; i < 2; ++i) {
+    if (live != 0 && live % 2 == i) continue;  // of this chunk, see CheckedStart
+    LaneRecord& record = area.records[i];
+    record.tag = key.tag;
+    record.op = key.op;
+    record.chunk = chunk_index;
+    record.array_count = chunk.array_count;
+    for (uint32_t k = 0; k < chunk.array_count; ++k) {
+      record.element_bytes[k] = static_cast<uint16_t>(chunk.arrays[k].element_bytes);
+    }
+  }
+}
+
+// The arrays of a chunk as the copy takes them: those with a value an element that come first.
+struct CopySources {
+  explicit CopySources(const UndoChunk& chunk) {
+    while (count < chunk.array_count && chunk.arrays[count].slots == nullptr) {
+      const UndoArray& array = chunk.arrays[count];
+      sources[count++] = {reinterpret_cast<const unsigned char*>(array.data), array.element_bytes};
+    }
+  }
+  uint32_t count = 0;
+  CopySource sources[kMaxUndoArrays];
+};
+
 // Copies what the group is about to change into the record.
-inline void WriteRecord(LaneRecord& record, const UndoKey& key, const UndoChunk& chunk,
+inline void WriteRecord(LaneRecord& record, const UndoChunk& chunk, const CopySources& sources,
                         const Group& group, CopyFn copy) {
   record.sequence = group.sequence;
-  record.tag = key.tag;
-  record.op = key.op;
-  record.chunk = group.chunk;
   record.begin = group.begin;
   record.elements = group.elements;
-  record.array_count = chunk.array_count;
-  std::byte* payload = record.payload;
-  for (uint32_t i = 0; i < chunk.array_count; ++i) {
-    record.element_bytes[i] = static_cast<uint16_t>(chunk.arrays[i].element_bytes);
+  auto* payload = copy(reinterpret_cast<unsigned char*>(record.payload), sources.sources,
+                       sources.count, group.begin, group.elements);
+  for (uint32_t i = sources.count; i < chunk.array_count; ++i) {
     const std::span<std::byte> bytes = UndoBytes(chunk, i, group.begin, group.elements);
-    copy(payload, bytes.data(), bytes.size());
+    std::memcpy(payload, bytes.data(), bytes.size());
     payload += bytes.size();
   }
 }
@@ -94,18 +127,19 @@ void RunProtectedChunk(const ProtectedPass& pass, uint32_t lane, uint32_t chunk_
   namespace internal = protected_internal;
   if (pass.area.IsDone(chunk_index, pass.key.tag)) return;
   internal::Group group;
-  group.chunk = chunk_index;
   group.begin = internal::CheckedStart(pass, lane, chunk_index, chunk);
   LaneArea& area = pass.area.lane(lane);
+  internal::WriteConstants(area, pass.key, chunk, chunk_index);
   group.sequence = area.header.position.load(std::memory_order_relaxed);
   const internal::CopyFn copy = internal::BestUndoCopy();
+  const internal::CopySources sources(chunk);
   while (group.begin < chunk.elements) {
     const uint64_t left = chunk.elements - group.begin;
     group.elements =
         left < chunk.group_elements ? static_cast<uint32_t>(left) : chunk.group_elements;
     ++group.sequence;
     probe(ProtectedPoint::kBeforeRecord);
-    internal::WriteRecord(area.records[group.sequence % 2], pass.key, chunk, group, copy);
+    internal::WriteRecord(area.records[group.sequence % 2], chunk, sources, group, copy);
     probe(ProtectedPoint::kAfterRecord);
     internal::CompilerFence();
     area.header.position.store(group.sequence, std::memory_order_release);
@@ -116,6 +150,7 @@ void RunProtectedChunk(const ProtectedPass& pass, uint32_t lane, uint32_t chunk_
     group.begin += group.elements;
   }
   internal::CompilerFence();
+  internal::StreamFence();
   pass.area.done(chunk_index).store(pass.key.tag, std::memory_order_release);
   internal::CompilerFence();
   probe(ProtectedPoint::kAfterDone);

@@ -1,6 +1,6 @@
-// The copy of a group into its undo record. Groups have hundreds of bytes, where the C library's
-// memcpy may choose a string instruction with a start-up cost as high as the whole update of the
-// group; so this one is a plain loop per instruction set.
+// The copy of a group into its undo record. Groups have hundreds of bytes an array, where the C
+// library's memcpy may choose a string instruction with a start-up cost as high as the whole update
+// of the group; so this one is a plain loop per instruction set, called once for all arrays.
 // Included by kernel files: no standard library.
 #ifndef ZEROSHARD_WORKER_UNDO_COPY_H_
 #define ZEROSHARD_WORKER_UNDO_COPY_H_
@@ -9,8 +9,15 @@
 
 namespace zeroshard::protected_internal {
 
-// The ranges do not overlap; any alignment.
-using CopyFn = void (*)(void* destination, const void* source, uint64_t bytes);
+struct CopySource {
+  const unsigned char* data;  // of element 0
+  uint64_t element_bytes;
+};
+
+// Copies the elements [begin, begin + elements) of each source, one source after the other; returns
+// the end of the copy. The ranges do not overlap, any alignment.
+using CopyFn = unsigned char* (*)(unsigned char* destination, const CopySource* sources,
+                                  uint32_t count, uint64_t begin, uint64_t elements);
 
 extern const CopyFn kUndoCopyV2;
 extern const CopyFn kUndoCopyV3;

@@ -4,11 +4,11 @@
 // written once. Cores exist for the forms that training uses most:
 //
 //   gradient  fp32, bf16          states  fp32
-//   master    fp32 without output, fp32 with bf16 output, split
+//   master    fp32 without output, fp32 with bf16 output (also past the caches), split
 //
-// that is six loops an optimizer. Everything else goes through the same cores in blocks of at most
-// kStateBlock elements that a stage has widened into fp32 buffers in the first-level cache, and
-// that another stage narrows afterwards (worker/optim/kernels.cc). So a new optimizer costs six
+// that is eight loops an optimizer. Everything else goes through the same cores in blocks of at
+// most kStateBlock elements that a stage has widened into fp32 buffers in the first-level cache,
+// and that another stage narrows afterwards (worker/optim/kernels.cc). So a new optimizer costs six
 // loops and a new format two stages, and no format has an arithmetic of its own.
 #ifndef ZEROSHARD_WORKER_OPTIM_KERNEL_TABLE_H_
 #define ZEROSHARD_WORKER_OPTIM_KERNEL_TABLE_H_
@@ -20,7 +20,7 @@
 
 namespace zeroshard::optim_internal {
 
-// Pointers to the first element of the call; those that the core does not use are null.
+// Pointers to the element of index 0; those that the core does not use are null.
 struct CoreArrays {
   const void* grad;
   float* param;
@@ -30,11 +30,18 @@ struct CoreArrays {
   uint16_t* out;
 };
 
-using CoreFn = void (*)(const CoreArrays& arrays, uint64_t n, float grad_scale,
+// Updates the elements [begin, end).
+using CoreFn = void (*)(const CoreArrays& arrays, uint64_t begin, uint64_t end, float grad_scale,
                         const UpdateArgs& args);
 
 inline constexpr int kCoreGrads = 2;  // fp32, bf16
-enum CoreMaster : int { kCoreFloat32, kCoreFloat32ToBf16, kCoreSplit, kCoreMasters };
+enum CoreMaster : int {
+  kCoreFloat32,
+  kCoreFloat32ToBf16,
+  kCoreFloat32ToBf16Streamed,
+  kCoreSplit,
+  kCoreMasters
+};
 
 struct CoreTable {
   CoreFn core[kOptimizerKinds][kCoreGrads][kCoreMasters];

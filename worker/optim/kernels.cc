@@ -30,25 +30,33 @@ struct Buffers {
   alignas(64) float state[kMaxStateSlots][kStateBlock];
 };
 
+Isa FastestIsa() {
+  static const Isa isa = BestIsa();
+  return isa;
+}
+
 template <class T>
 T* At(T* element0, uint64_t at) {
   return element0 == nullptr ? nullptr : element0 + at;
 }
 
-CoreMaster CoreMasterOf(const UpdateArrays& a) {
+CoreMaster CoreMasterOf(const UpdatePass& pass) {
+  const UpdateArrays& a = pass.arrays;
   if (a.master == MasterKind::kSplit) return optim_internal::kCoreSplit;
   const bool fused =
       a.master == MasterKind::kFloat32 && a.out != nullptr && a.out_dtype == DType::kBfloat16;
-  return fused ? optim_internal::kCoreFloat32ToBf16 : optim_internal::kCoreFloat32;
+  if (!fused) return optim_internal::kCoreFloat32;
+  return pass.stream_output ? optim_internal::kCoreFloat32ToBf16Streamed
+                            : optim_internal::kCoreFloat32ToBf16;
 }
 
-// Whether the core can work on the arrays themselves.
-bool NeedsNoStage(const UpdateArrays& a, int states) {
+// Whether something must be widened or narrowed around the core.
+bool NeedsStages(const UpdateArrays& a, int states) {
   const bool other_output = a.out != nullptr && a.out_dtype != DType::kBfloat16;
   const bool fp32_states = states == 0 || a.state_format == StateFormat::kFloat32;
   const bool own_master =
       a.master == MasterKind::kSplit || (a.master == MasterKind::kFloat32 && !other_output);
-  return fp32_states && own_master && a.grad_dtype != DType::kFloat16;
+  return !fp32_states || !own_master || a.grad_dtype == DType::kFloat16;
 }
 
 CoreArrays ArraysAt(const UpdateArrays& a, uint64_t at) {
@@ -140,7 +148,7 @@ void UpdateBlock(const Run& run, uint64_t at, uint64_t n, Buffers& buffers) {
     LoadStates(run, info, at, n, buffers);
     for (int slot = 0; slot < info.state_slots; ++slot) core.state[slot] = buffers.state[slot];
   }
-  run.core(core, n, run.pass.grad_scale, run.pass.args[run.segment.args]);
+  run.core(core, 0, n, run.pass.grad_scale, run.pass.args[run.segment.args]);
   if (staged) StoreStates(run, info, at, n, buffers);
   StoreMaster(run, core, at, n);
 }
@@ -162,31 +170,57 @@ void UpdateBlocks(const Run& run, uint64_t begin, uint64_t end) {
 
 }  // namespace
 
-void ApplyUpdateOn(Isa isa, const UpdatePass& pass, uint64_t begin, uint64_t end) {
-  const UpdateArrays& a = pass.arrays;
-  const OptimizerInfo& info = GetOptimizerInfo(pass.kind);
-  const int grad = a.grad_dtype == DType::kBfloat16 ? 1 : 0;
-  const CoreFn core =
-      optim_internal::CoresOf(isa).core[static_cast<int>(pass.kind)][grad][CoreMasterOf(a)];
-  const bool direct = NeedsNoStage(a, info.state_slots);
+PreparedUpdate::PreparedUpdate(Isa isa, const UpdatePass& pass)
+    : pass_(pass), isa_(isa), arrays_(ArraysAt(pass.arrays, 0)) {
+  const int grad = pass.arrays.grad_dtype == DType::kBfloat16 ? 1 : 0;
+  core_ = optim_internal::CoresOf(isa).core[static_cast<int>(pass.kind)][grad][CoreMasterOf(pass)];
+  staged_ = NeedsStages(pass.arrays, GetOptimizerInfo(pass.kind).state_slots);
+}
+
+PreparedUpdate::PreparedUpdate(const UpdatePass& pass) : PreparedUpdate(FastestIsa(), pass) {}
+
+PreparedUpdate PreparedUpdate::WithoutOutput() const {
+  UpdatePass pass = pass_;
+  pass.arrays.out = nullptr;
+  return PreparedUpdate(isa_, pass);
+}
+
+void PreparedUpdate::Apply(uint64_t begin, uint64_t end) const {
+  const absl::Span<const UpdateSegment> segments = pass_.segments;
   auto segment =
-      std::upper_bound(pass.segments.begin(), pass.segments.end(), begin,
-                       [](uint64_t element, const UpdateSegment& s) { return element < s.end; });
-  for (; segment != pass.segments.end() && segment->begin < end; ++segment) {
-    const uint64_t from = std::max(begin, segment->begin);
-    const uint64_t to = std::min(end, segment->end);
-    if (from >= to) continue;
-    if (direct) {
-      core(ArraysAt(a, from), to - from, pass.grad_scale, pass.args[segment->args]);
-    } else {
-      UpdateBlocks({pass, *segment, optim_internal::StagesOf(isa), core}, from, to);
+      segments.size() == 1
+          ? segments.begin()
+          : std::upper_bound(segments.begin(), segments.end(), begin,
+                             [](uint64_t at, const UpdateSegment& s) { return at < s.end; });
+  // Small parameters that touch and have the same arguments are updated together.
+  const bool joins = pass_.arrays.state_format != StateFormat::kInt8;
+  while (segment != segments.end() && segment->begin < end) {
+    const UpdateSegment& first = *segment;
+    uint64_t stop = first.end;
+    for (++segment; joins && segment != segments.end() && stop < end; ++segment) {
+      if (segment->begin != stop || segment->args != first.args) break;
+      stop = segment->end;
     }
+    const uint64_t from = std::max(begin, first.begin);
+    const uint64_t to = std::min(end, stop);
+    if (from < to) ApplyTo(first, from, to);
   }
 }
 
+void PreparedUpdate::ApplyTo(const UpdateSegment& segment, uint64_t begin, uint64_t end) const {
+  if (staged_) {
+    UpdateBlocks({pass_, segment, optim_internal::StagesOf(isa_), core_}, begin, end);
+  } else {
+    core_(arrays_, begin, end, pass_.grad_scale, pass_.args[segment.args]);
+  }
+}
+
+void ApplyUpdateOn(Isa isa, const UpdatePass& pass, uint64_t begin, uint64_t end) {
+  PreparedUpdate(isa, pass).Apply(begin, end);
+}
+
 void ApplyUpdate(const UpdatePass& pass, uint64_t begin, uint64_t end) {
-  static const Isa isa = BestIsa();
-  ApplyUpdateOn(isa, pass, begin, end);
+  PreparedUpdate(pass).Apply(begin, end);
 }
 
 }  // namespace zeroshard

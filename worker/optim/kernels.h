@@ -23,6 +23,7 @@
 #include "base/dtype.h"
 #include "device/cpu/isa.h"
 #include "storage/state_format.h"
+#include "worker/optim/kernel_table.h"
 #include "worker/optim/registry.h"
 #include "worker/optim/update_args.h"
 
@@ -76,13 +77,39 @@ struct UpdatePass {
   absl::Span<const UpdateArgs> args = {};
   float grad_scale = 1.0f;
   uint64_t random_key = 0;  // kStochastic: RandomKey(seed, step, unit) of random_key.h
+  // A bf16 output beside an fp32 master goes past the caches, which saves reading the lines that it
+  // overwrites: for units much larger than the caches. Whoever hands the output to another thread
+  // puts a store fence before (RunProtected does).
+  bool stream_output = false;
 };
 
-// Updates the elements of [begin, end) that lie in a segment. With 8-bit states begin and end are
-// multiples of kStateBlock, or do not lie inside a segment.
-void ApplyUpdate(const UpdatePass& pass, uint64_t begin, uint64_t end);
+// A pass with its loops chosen, for calls over small parts. Copyable; what the pass points to must
+// outlive it. Any thread.
+class PreparedUpdate {
+ public:
+  explicit PreparedUpdate(const UpdatePass& pass);
+  // On a chosen instruction set, for tests; `isa` must be supported.
+  PreparedUpdate(Isa isa, const UpdatePass& pass);
 
-// The same on a chosen instruction set, for tests; `isa` must be supported.
+  // Updates the elements of [begin, end) that lie in a segment. With 8-bit states begin and end are
+  // multiples of kStateBlock, or do not lie inside a segment.
+  void Apply(uint64_t begin, uint64_t end) const;
+
+  // The same without an output.
+  PreparedUpdate WithoutOutput() const;
+
+ private:
+  void ApplyTo(const UpdateSegment& segment, uint64_t begin, uint64_t end) const;
+
+  UpdatePass pass_;
+  Isa isa_;
+  bool staged_ = true;  // goes through buffers
+  optim_internal::CoreArrays arrays_ = {};
+  optim_internal::CoreFn core_ = nullptr;
+};
+
+// PreparedUpdate(pass).Apply(begin, end).
+void ApplyUpdate(const UpdatePass& pass, uint64_t begin, uint64_t end);
 void ApplyUpdateOn(Isa isa, const UpdatePass& pass, uint64_t begin, uint64_t end);
 
 }  // namespace zeroshard

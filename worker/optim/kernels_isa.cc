@@ -33,9 +33,9 @@ ZS_KERNEL_FN void Loop(const typename Grad::Storage* __restrict grad, float* __r
     if constexpr (Functor::kStates > 1) s1 = state1[i];
     Functor::Update(args, Grad::Load(grad[i]) * grad_scale, p, s0, s1);
     if constexpr (kMaster == kCoreSplit) {
-      const float canonical = kernel::CanonicalMaster(p);
-      high[i] = kernel::HighHalf(canonical);
-      low[i] = kernel::LowHalf(canonical);
+      const kernel::Halves halves = kernel::SplitOf(p);
+      high[i] = halves.high;
+      low[i] = halves.low;
     } else {
       const float canonical = kernel::CanonicalNan(p);
       param[i] = canonical;
@@ -46,19 +46,80 @@ ZS_KERNEL_FN void Loop(const typename Grad::Storage* __restrict grad, float* __r
   }
 }
 
+// The widest vector that this instruction set stores past the caches.
+#if defined(__AVX512F__)
+typedef float StreamVector __attribute__((vector_size(64)));
+#elif defined(__AVX2__)
+typedef float StreamVector __attribute__((vector_size(32)));
+#else
+typedef float StreamVector __attribute__((vector_size(16)));
+#endif
+
+ZS_KERNEL_FN void StreamOne(float* target, StreamVector vector) {
+#if defined(__AVX512F__)
+  __builtin_ia32_movntps512(target, vector);
+#elif defined(__AVX2__)
+  __builtin_ia32_movntps256(target, vector);
+#elif defined(__SSE2__)
+  __builtin_ia32_movntps(target, vector);
+#else
+  __builtin_memcpy(target, &vector, sizeof(vector));
+#endif
+}
+
+ZS_KERNEL_FN void StreamBf16(const uint16_t* __restrict in, uint64_t n, uint16_t* __restrict out) {
+  constexpr uint64_t kLine = 32;  // elements
+  uint64_t at = 0;
+  if (reinterpret_cast<uintptr_t>(out) % (2 * kLine) == 0) {
+    for (; at + kLine <= n; at += kLine) {
+      for (uint64_t part = 0; part < kLine; part += sizeof(StreamVector) / 2) {
+        StreamVector vector;
+        __builtin_memcpy(&vector, in + at + part, sizeof(vector));
+        StreamOne(reinterpret_cast<float*>(out + at + part), vector);
+      }
+    }
+  }
+  for (; at < n; ++at) out[at] = in[at];
+}
+
 template <class Functor, class Grad, CoreMaster kMaster>
-void Update(const CoreArrays& arrays, uint64_t n, float grad_scale, const UpdateArgs& args) {
-  Loop<Functor, Grad, kMaster>(static_cast<const typename Grad::Storage*>(arrays.grad),
-                               arrays.param, arrays.high, arrays.low, arrays.state[0],
-                               arrays.state[1], arrays.out, n, grad_scale, args);
+ZS_KERNEL_FN void LoopFrom(const CoreArrays& arrays, uint64_t begin, uint64_t n, uint16_t* out,
+                           float grad_scale, const UpdateArgs& args) {
+  const auto at = [begin](auto* element0, bool used) __attribute__((always_inline)) {
+    return used ? element0 + begin : nullptr;
+  };
+  constexpr bool kSplit = kMaster == kCoreSplit;
+  Loop<Functor, Grad, kMaster>(static_cast<const typename Grad::Storage*>(arrays.grad) + begin,
+                               at(arrays.param, !kSplit), at(arrays.high, kSplit),
+                               at(arrays.low, kSplit), at(arrays.state[0], Functor::kStates > 0),
+                               at(arrays.state[1], Functor::kStates > 1), out, n, grad_scale, args);
+}
+
+template <class Functor, class Grad, CoreMaster kMaster>
+void Update(const CoreArrays& arrays, uint64_t begin, uint64_t end, float grad_scale,
+            const UpdateArgs& args) {
+  if constexpr (kMaster == kCoreFloat32ToBf16Streamed) {
+    constexpr uint64_t kPart = 128;
+    alignas(64) uint16_t out[kPart];
+    for (uint64_t at = begin; at < end;) {
+      const uint64_t next = (at / kPart + 1) * kPart;
+      const uint64_t n = (next < end ? next : end) - at;
+      LoopFrom<Functor, Grad, kCoreFloat32ToBf16>(arrays, at, n, out, grad_scale, args);
+      StreamBf16(out, n, arrays.out + at);
+      at += n;
+    }
+  } else {
+    uint16_t* out = kMaster == kCoreFloat32ToBf16 ? arrays.out + begin : nullptr;
+    LoopFrom<Functor, Grad, kMaster>(arrays, begin, end - begin, out, grad_scale, args);
+  }
 }
 
 }  // namespace
 
-#define ZS_MASTERS(functor, grad)                                                   \
-  {                                                                                 \
-    Update<functor, grad, kCoreFloat32>, Update<functor, grad, kCoreFloat32ToBf16>, \
-        Update<functor, grad, kCoreSplit>                                           \
+#define ZS_MASTERS(functor, grad)                                                            \
+  {                                                                                          \
+    Update<functor, grad, kCoreFloat32>, Update<functor, grad, kCoreFloat32ToBf16>,          \
+        Update<functor, grad, kCoreFloat32ToBf16Streamed>, Update<functor, grad, kCoreSplit> \
   }
 #define ZS_ROW(kind, functor) {ZS_MASTERS(functor, Fp32), ZS_MASTERS(functor, Bf16)},
 

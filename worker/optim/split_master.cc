@@ -4,9 +4,9 @@ namespace zeroshard {
 
 void SplitMaster(const float* values, size_t n, uint16_t* high, uint16_t* low) {
   for (size_t i = 0; i < n; ++i) {
-    const float canonical = kernel::CanonicalMaster(values[i]);
-    high[i] = kernel::HighHalf(canonical);
-    low[i] = kernel::LowHalf(canonical);
+    const kernel::Halves halves = kernel::SplitOf(values[i]);
+    high[i] = halves.high;
+    low[i] = halves.low;
   }
 }
 

@@ -27,11 +27,28 @@ ZS_KERNEL_FN float CanonicalMaster(float value) {
   return FloatOf(value != value ? 0x7fc00000u : tied);
 }
 
-// `canonical` as CanonicalMaster gives it.
+struct Halves {
+  uint16_t high;
+  uint16_t low;
+};
+
+// The halves of CanonicalMaster(value), in 16-bit operations, of which a vector holds twice as
+// many.
+ZS_KERNEL_FN Halves SplitOf(float value) {
+  const uint32_t bits = BitsOf(value);
+  const auto above = static_cast<uint16_t>(bits >> 16);
+  const auto below = static_cast<uint16_t>(bits);
+  const auto nudged = static_cast<uint16_t>(0x7fffu + ((above & 1u) << 1));
+  const uint16_t low = below == 0x8000u ? nudged : below;
+  const auto high = static_cast<uint16_t>(above + (low >> 15));
+  const bool is_nan = value != value;
+  return {is_nan ? uint16_t{0x7fc0} : high, is_nan ? uint16_t{0} : low};
+}
+
+// Of CanonicalMaster(value).
 ZS_KERNEL_FN uint16_t HighHalf(float canonical) {
   return static_cast<uint16_t>((BitsOf(canonical) + 0x8000u) >> 16);
 }
-ZS_KERNEL_FN uint16_t LowHalf(float canonical) { return static_cast<uint16_t>(BitsOf(canonical)); }
 
 ZS_KERNEL_FN float JoinedMaster(uint16_t high, uint16_t low) {
   const auto below_or_above = static_cast<int32_t>(static_cast<int16_t>(low));

@@ -104,7 +104,8 @@ TEST_P(OptimKernelsTest, EqualsTheReferenceBitForBit) {
                                .segments = segments,
                                .args = args,
                                .grad_scale = 0.3f,
-                               .random_key = RandomKey(7, random(), 3)};
+                               .random_key = RandomKey(7, random(), 3),
+                               .stream_output = random() % 2 == 0};
       UpdateInPieces(isa, pass, random);
       ReferenceUpdate(pass, expected);
       ASSERT_TRUE(actual == expected) << form.name << ", values " << static_cast<int>(values);
