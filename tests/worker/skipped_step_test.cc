@@ -109,5 +109,33 @@ TEST(SkippedStepTest, LeavesNoTraceButTheScale) {
   }
 }
 
+TEST(SkippedStepTest, AtTheMinimumAllRanksGetTheErrorAndNothingChanges) {
+  LocalJobOptions options = Options(3, 2);
+  options.config.mutable_loss_scale()->set_initial(2.0);
+  LocalJob job(std::move(options));
+  job.PutParameters(ExactValues(1000));
+  std::mt19937 random(1);
+  TakeStep(job, 1, Kind::kGood, random);
+  TakeStep(job, 2, Kind::kInfinity, random);
+  const std::string before = job.StateBytes();
+  const JobNumbers numbers = job.memory(0).board().numbers();
+  ASSERT_EQ(numbers.loss_scale, 1.0);
+  Values bad = ExactValues(3);
+  bad[3][77] = std::numeric_limits<float>::infinity();
+  job.ScatterAll(0, 0, ExactValues(3));
+  job.ScatterAll(1, 0, bad);
+  for (uint32_t rank = 0; rank < kRanks; ++rank) job.Step(rank, 1, 0.01);
+  job.Run();
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    ASSERT_FALSE(job.failures(rank).empty()) << rank;
+    const std::string message = job.failures(rank).back().message();
+    EXPECT_NE(message.find("at its minimum of 1 (fp16.min_loss_scale)"), std::string::npos)
+        << message;
+  }
+  EXPECT_TRUE(job.StateBytes() == before);
+  EXPECT_EQ(job.memory(0).board().numbers().step, numbers.step);
+  EXPECT_EQ(job.memory(0).board().numbers().loss_scale, 1.0);
+}
+
 }  // namespace
 }  // namespace zeroshard
