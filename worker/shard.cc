@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -133,7 +134,8 @@ namespace {
 // One unit's part of an update, made before the first chunk.
 struct UnitUpdate {
   std::vector<UpdateSegment> segments;
-  UpdatePass pass;
+  std::optional<PreparedUpdate> silent;   // of elements whose parameter another worker writes
+  std::optional<PreparedUpdate> writing;  // of all others
 };
 
 std::vector<UpdateSegment> SegmentsOf(const Layout& layout, uint32_t unit, const UnitState& state,
@@ -149,6 +151,11 @@ std::vector<UpdateSegment> SegmentsOf(const Layout& layout, uint32_t unit, const
         {place.offset, place.offset + place.elements, args, static_cast<uint32_t>(shift)});
   }
   return segments;
+}
+
+// Whether the optimizer updates an fp32 array that is not the parameter.
+bool HasMasterBeside(const UnitPlan& plan) {
+  return plan.master != kAbsent && plan.master_form == MasterForm::kFloat32;
 }
 
 bool Touches(const std::vector<UpdateSegment>& segments, const ChunkPlan& chunk) {
@@ -168,14 +175,20 @@ void Shard::Apply(const ApplyJob& job) const {
     if (!plan.unit(u).has_optimizer) continue;
     UnitUpdate& update = updates[u];
     update.segments = SegmentsOf(layout, u, states_[u], job);
-    update.pass.arrays = states_[u].arrays;
-    update.pass.arrays.grad = accumulators_.data(u);
-    update.pass.arrays.grad_dtype = accumulators_.dtype();
-    update.pass.random_key = RandomKey(memory_->config().rounding_seed(), job.step, u);
-    update.pass.kind = KindOf(memory_->config());
-    update.pass.segments = update.segments;
-    update.pass.args = absl::MakeConstSpan(job.args.data(), job.args.size());
-    update.pass.grad_scale = job.grad_scale;
+    UpdatePass pass;
+    pass.arrays = states_[u].arrays;
+    pass.arrays.grad = accumulators_.data(u);
+    pass.arrays.grad_dtype = accumulators_.dtype();
+    pass.random_key = RandomKey(memory_->config().rounding_seed(), job.step, u);
+    pass.kind = KindOf(memory_->config());
+    pass.segments = update.segments;
+    pass.args = absl::MakeConstSpan(job.args.data(), job.args.size());
+    pass.grad_scale = job.grad_scale;
+    pass.stream_output = plan.totals().master >= kStreamedUnitBytes;
+    update.silent.emplace(pass);
+    // Elsewhere the parameter is the master, or a part of it.
+    if (HasMasterBeside(plan.unit(u))) pass.arrays.out = memory_->parameters_at_rest(u);
+    update.writing.emplace(pass);
   }
   std::vector<uint32_t> chunks;
   for (uint32_t chunk = 0; chunk < plan.chunks().size(); ++chunk) {
@@ -191,25 +204,25 @@ void Shard::Apply(const ApplyJob& job) const {
       [&](uint32_t chunk, uint64_t begin, uint64_t end) {
         ZS_FAULT_POINT("worker.apply.group");
         const ChunkPlan& chunk_plan = plan.chunks()[chunk];
-        ApplyRange(updates[chunk_plan.unit].pass, chunk_plan.unit, chunk_plan.begin + begin,
+        const UnitUpdate& update = updates[chunk_plan.unit];
+        ApplyRange(*update.silent, *update.writing, chunk_plan.unit, chunk_plan.begin + begin,
                    chunk_plan.begin + end);
       });
 }
 
-void Shard::ApplyRange(const UpdatePass& pass, uint32_t unit, uint64_t begin, uint64_t end) const {
+void Shard::ApplyRange(const PreparedUpdate& silent, const PreparedUpdate& writing, uint32_t unit,
+                       uint64_t begin, uint64_t end) const {
   const UnitPlan& plan = memory_->plan().unit(unit);
-  if (plan.master == kAbsent || plan.master_form != MasterForm::kFloat32) {
-    ApplyUpdate(pass, begin, end);  // the parameter is the master, or a part of it
+  if (!HasMasterBeside(plan)) {
+    writing.Apply(begin, end);
     return;
   }
   // At stage 0 a worker updates whole units but writes only its shard of the parameters.
   const uint64_t first = std::clamp(plan.shard.first_element(), begin, end);
   const uint64_t last = std::clamp(plan.shard.end * kGrainElements, first, end);
-  UpdatePass writing = pass;
-  writing.arrays.out = memory_->parameters_at_rest(unit);
-  if (begin < first) ApplyUpdate(pass, begin, first);
-  if (first < last) ApplyUpdate(writing, first, last);
-  if (last < end) ApplyUpdate(pass, last, end);
+  if (begin < first) silent.Apply(begin, first);
+  if (first < last) writing.Apply(first, last);
+  if (last < end) silent.Apply(last, end);
 }
 
 void Shard::FillWindow(uint32_t unit) const {

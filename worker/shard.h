@@ -151,7 +151,8 @@ class Shard {
   Shard(JobMemory& memory, ThreadPool& pool, AccumulatorSpace accumulators)
       : memory_(&memory), pool_(&pool), accumulators_(accumulators) {}
   UndoChunk ApplyUndo(uint32_t chunk) const;
-  void ApplyRange(const UpdatePass& pass, uint32_t unit, uint64_t begin, uint64_t end) const;
+  void ApplyRange(const PreparedUpdate& silent, const PreparedUpdate& writing, uint32_t unit,
+                  uint64_t begin, uint64_t end) const;
   // Elements [begin, end) are there; whether the unit's all are.
   bool MarkPut(uint32_t unit, uint64_t begin, uint64_t end) const;
 

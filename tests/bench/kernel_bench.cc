@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "base/dtype.h"
@@ -132,6 +133,32 @@ void BM_AdamWProtected(benchmark::State& state) {
   SetFigures(state, kBytesPerElement);
 }
 
+// Every form of the pass, unprotected: optimizer, MasterKind, StateFormat. The arrays are reused
+// for all of them; the fp32 states' memory holds the other formats, too.
+void BM_Form(benchmark::State& state) {
+  Tensors& t = SharedTensors();
+  static std::vector<uint16_t> high(kElements, 0x3f80), low(kElements, 0);
+  static std::vector<float> scales[kMaxStateSlots] = {
+      std::vector<float>(kElements / kStateBlock, 1.0f),
+      std::vector<float>(kElements / kStateBlock, 1.0f)};
+  const UpdateSegment segment = {.begin = 0, .end = kElements, .args = 0};
+  const UpdateArgs args = MakeUpdateArgs({.weight_decay = 0.1, .momentum = 0.9}, 10);
+  UpdatePass pass = AdamWPass(segment, args);
+  pass.kind = static_cast<OptimizerKind>(state.range(0));
+  pass.arrays.master = static_cast<MasterKind>(state.range(1));
+  pass.arrays.state_format = static_cast<StateFormat>(state.range(2));
+  pass.arrays.high = high.data();
+  pass.arrays.low = low.data();
+  for (int slot = 0; slot < kMaxStateSlots; ++slot) {
+    pass.arrays.absmax[slot] = scales[slot].data();
+  }
+  for (auto _ : state) ApplyUpdate(pass, 0, kElements);
+  state.SetLabel(std::string(GetOptimizerInfo(pass.kind).name));
+  state.SetItemsProcessed(static_cast<int64_t>(state.iterations() * kElements));
+  std::memset(t.state0.data(), 0, kElements * 4);
+  std::memset(t.state1.data(), 0, kElements * 4);
+}
+
 // Sum of bf16 ranks into an fp32 accumulator; second argument: ranks.
 void BM_Reduce(benchmark::State& state) {
   Tensors& t = SharedTensors();
@@ -170,6 +197,8 @@ void BM_SquaredNorm(benchmark::State& state) {
 BENCHMARK(BM_ShapeMatchedStream)->Arg(1)->Arg(2)->UseRealTime();
 BENCHMARK(BM_AdamWUnprotected)->Arg(1)->Arg(2)->UseRealTime();
 BENCHMARK(BM_AdamWProtected)->Arg(1)->Arg(2)->UseRealTime();
+BENCHMARK(BM_Form)->ArgsProduct({{0}, {0, 1, 2, 3}, {0, 1, 2}});
+BENCHMARK(BM_Form)->Args({3, 2, 1})->Args({4, 0, 0})->Args({5, 2, 2});
 BENCHMARK(BM_Reduce)->Args({1, 2})->Args({2, 2})->Args({2, 4})->UseRealTime();
 BENCHMARK(BM_SquaredNorm)->Arg(1)->Arg(2)->UseRealTime();
 
