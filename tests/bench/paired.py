@@ -57,7 +57,7 @@ class Bench:
         self.name, self.smoke = name, smoke
         self._missed = self._broken = False
 
-    def compare(self, figure, vs, unit, a, b, target, **more):
+    def compare(self, figure, vs, unit, a, b, target=None, **more):
         """`a`, `b`: two values a block. `target`: "<= 0.85" or ">= 1.6", of a / b."""
         ratios = [x / y for x, y in zip(sums(a), sums(b))]
         ratio = statistics.median(ratios)

@@ -16,6 +16,7 @@ from zeroshard import (
     checkpoint,
     initial,
     manifest,
+    memory,
     optimizer as optimizers,
     placeholder,
     resume,
@@ -100,6 +101,7 @@ def initialize(
         for warning in session.warnings:
             log.warning("%s", warning)
     engine = _make_engine(model, session, sharded, config, entries)
+    memory.give_back()
 
     def meet(name):
         point = [

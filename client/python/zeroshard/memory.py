@@ -17,6 +17,7 @@ keeps no such counts, so they are made from what can be known without a profiler
 """
 
 import contextlib
+import ctypes
 
 import torch
 
@@ -35,6 +36,13 @@ def resident():
             elif line.startswith("RssShmem:"):
                 shared = int(line.split()[1]) * 1024
     return anonymous, shared
+
+
+def give_back():
+    """Returns freed heap memory to the kernel: glibc keeps that of a model's initial values otherwise."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 class Memory:
