@@ -72,11 +72,21 @@ void Bridge::OnConnected() {
   nothing.partial.resize(units);
   nothing.merged.resize(units);
   nothing.pulled.resize(units);
+  nothing.pull.resize(units);
   nothing.initialized.resize(units);
   nothing.order.resize(ranks);
   nothing.arrival.resize(ranks);
   nothing.put.resize(ranks);
   sent_.assign(context_.memory().workers(), nothing);
+  pulls_.clear();
+}
+
+void Bridge::ForgetShards(uint32_t unit) {
+  for (uint32_t worker = 0; worker < context_.memory().workers(); ++worker) {
+    context_.board().fill(worker, unit).store(0);
+    sent_[worker].pulled[unit] = 0;
+    sent_[worker].pull[unit] = 0;
+  }
 }
 
 void Bridge::Post(uint32_t peer, Frame frame) {
@@ -94,7 +104,7 @@ bool Bridge::Advance() {
                   [&](const auto& entry) { return AttemptOf(entry.first.second) < attempt; });
     for (auto& [peer, frame] : std::exchange(early_, {})) OnFrame(peer, std::move(frame));
   }
-  bool progress = false;
+  bool progress = AnswerPulls();
   auto each_peer = [&](auto send) {
     for (uint32_t peer = 0; peer < context_.memory().workers(); ++peer) {
       if (peer != context_.me()) send(peer);
@@ -267,7 +277,7 @@ bool Bridge::SendUnitMarks(uint32_t peer, uint32_t unit) {
   if (context_.memory().plan().unit(unit).resident) return progress;
   const uint64_t epoch = board.wanted(unit).load();
   if (epoch != 0 && board.fill(peer, unit).load() != epoch && Update(sent.pulled[unit], epoch)) {
-    Post(peer, MakeFrame(BridgeFrame::kPull, unit, 0, epoch));
+    SendPull(peer, unit, epoch);
     progress = true;
   }
   return progress;
@@ -327,17 +337,42 @@ bool Bridge::SendWorkerMarks(uint32_t peer) {
 void Bridge::PushShards(uint32_t peer) {
   for (uint32_t unit = 0; unit < context_.layout().units().size(); ++unit) {
     const UnitPlan& plan = context_.memory().plan().unit(unit);
-    if (plan.resident && plan.has_optimizer && plan.shard.size() > 0) SendShard(peer, unit, 0);
+    if (plan.resident && plan.has_optimizer && plan.shard.size() > 0) SendShard(peer, unit, 0, 0);
   }
 }
 
-void Bridge::SendShard(uint32_t peer, uint32_t unit, uint64_t epoch) {
+void Bridge::SendPull(uint32_t peer, uint32_t unit, uint64_t epoch) {
+  sent_[peer].pull[unit] = ++last_pull_;
+  Frame frame = MakeFrame(BridgeFrame::kPull, unit, last_pull_, epoch);
+  ByteWriter writer;
+  for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
+    writer.Value(context_.board().put_done(context_.me(), rank).load(std::memory_order_acquire));
+  }
+  frame.payload = writer.Take();
+  Post(peer, std::move(frame));
+}
+
+bool Bridge::AnswerPulls() {
+  return std::erase_if(pulls_, [&](const auto& pull) {
+           const auto& [peer, frame] = pull;
+           ByteReader reader(frame.payload);
+           for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
+             uint64_t seen = 0;
+             if (!reader.Value(seen)) return true;
+             if (context_.board().put_done(context_.me(), rank).load() < seen) return false;
+           }
+           SendShard(peer, frame.index, frame.tag, frame.value);
+           return true;
+         }) > 0;
+}
+
+void Bridge::SendShard(uint32_t peer, uint32_t unit, uint64_t number, uint64_t epoch) {
   const GrainRange shard = context_.memory().plan().unit(unit).shard;
   const uint64_t element_bytes = SizeOf(context_.layout().units()[unit].dtype);
   const std::byte* data =
       context_.memory().parameters_at_rest(unit) + shard.first_element() * element_bytes;
   ZS_FAULT_POINT("worker.bridge.shard");
-  Frame frame = MakeFrame(BridgeFrame::kShard, unit, 0, epoch);
+  Frame frame = MakeFrame(BridgeFrame::kShard, unit, number, epoch);
   ByteWriter writer;
   writer.Bytes({data, shard.elements() * element_bytes});
   frame.payload = writer.Take();

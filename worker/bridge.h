@@ -40,6 +40,9 @@ class Bridge {
   // The mesh stands: all that may be missing elsewhere is sent again.
   void OnConnected();
   void OnFrame(uint32_t peer, Frame frame);
+  // Parameters of the unit were put: what the window holds of it is of before, and so is every
+  // shard that is under way.
+  void ForgetShards(uint32_t unit);
   // Sends what is new on the board. Returns whether anything was sent.
   bool Advance();
 
@@ -79,6 +82,7 @@ class Bridge {
     std::vector<Tag> partial;          // by unit
     std::vector<Tag> merged;           // by unit
     std::vector<uint64_t> pulled;      // by unit: epoch asked for and not yet answered
+    std::vector<uint64_t> pull;        // by unit: number of the pull whose answer counts, 0: none
     std::vector<uint8_t> initialized;  // by unit
     std::vector<uint64_t> order;       // by rank: order_end
     std::vector<uint64_t> arrival;     // by rank
@@ -97,7 +101,10 @@ class Bridge {
   bool SendUnitMarks(uint32_t peer, uint32_t unit);
   bool SendWorkerMarks(uint32_t peer);
   void PushShards(uint32_t peer);
-  void SendShard(uint32_t peer, uint32_t unit, uint64_t epoch);
+  void SendPull(uint32_t peer, uint32_t unit, uint64_t epoch);
+  // Answers the pulls of those who have seen no put that is still on its way here.
+  bool AnswerPulls();
+  void SendShard(uint32_t peer, uint32_t unit, uint64_t number, uint64_t epoch);
   FrameBytes EncodePartials(uint32_t unit, uint32_t peer,
                             const std::vector<std::optional<GradientInput>>& inputs) const;
   void Post(uint32_t peer, Frame frame);
@@ -134,6 +141,8 @@ class Bridge {
   };
   Encoded encoded_;
   std::vector<std::pair<uint32_t, Frame>> early_;  // frames of steps not reached yet
+  std::vector<std::pair<uint32_t, Frame>> pulls_;  // not answered yet
+  uint64_t last_pull_ = 0;
   uint64_t attempt_ = 0;
   uint64_t generation_ = 0;
   uint64_t wire_bytes_ = 0;

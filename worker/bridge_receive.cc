@@ -43,7 +43,7 @@ void Bridge::OnFrame(uint32_t peer, Frame frame) {
       if (frame.index < units) board.initialized(peer, frame.index).store(1);
       return;
     case BridgeFrame::kPull:
-      if (frame.index < units) SendShard(peer, frame.index, frame.value);
+      if (frame.index < units) pulls_.emplace_back(peer, std::move(frame));
       return;
     case BridgeFrame::kShard:
       if (frame.index < units) OnShard(peer, frame);
@@ -105,15 +105,15 @@ void Bridge::OnPut(uint32_t peer, const Frame& frame) {
     return;
   }
   const std::span<const std::byte> values = reader.Bytes(reader.left());
-  if (shard_.Put(unit, offset, elements, values.data())) {
-    context_.board().initialized(context_.me(), unit).store(1);
+  std::atomic<uint64_t>& done = context_.board().put_done(context_.me(), frame.index);
+  if (done.load() < frame.tag) {
+    if (shard_.Put(unit, offset, elements, values.data())) {
+      context_.board().initialized(context_.me(), unit).store(1);
+    }
+    ForgetShards(unit);
+    context_.MarkDirty(unit);
+    done.store(frame.tag, std::memory_order_release);
   }
-  // What the window holds of the unit is of before.
-  for (uint32_t worker = 0; worker < context_.memory().workers(); ++worker) {
-    context_.board().fill(worker, unit).store(0);
-    sent_[worker].pulled[unit] = 0;
-  }
-  context_.MarkDirty(unit);
   Post(peer, {static_cast<uint32_t>(BridgeFrame::kPutDone), frame.index, frame.tag, 0, {}});
 }
 
@@ -160,6 +160,7 @@ void Bridge::OnShard(uint32_t peer, const Frame& frame) {
   const Board& board = context_.board();
   if (frame.value != 0) {
     // What was pulled may be given back and wanted again in the same epoch.
+    if (frame.tag != sent_[peer].pull[frame.index]) return;
     uint64_t& pulled = sent_[peer].pulled[frame.index];
     if (pulled == frame.value) pulled = 0;
     // A pull; what it was asked for may have passed.

@@ -371,6 +371,7 @@ bool Engine::CopyPuts() {
       SetInitialized(slot.put_unit);
     }
     board.fill(context_.me(), slot.put_unit).store(0);
+    if (bridge_ != nullptr) bridge_->ForgetShards(slot.put_unit);
     context_.MarkDirty(slot.put_unit);  // somebody may want it in the window already
     ZS_FAULT_POINT("worker.put.before_done");
     done.store(tag, std::memory_order_release);

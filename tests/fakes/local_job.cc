@@ -228,7 +228,15 @@ void LocalJob::Resend(uint32_t rank, const trainer::v1::SessionRequest& request)
 }
 
 void LocalJob::RunWorker(uint32_t w) {
-  for (auto& [peer, frame] : mesh_->Take(w)) workers_[w].engine->OnMeshFrame(peer, std::move(frame));
+  for (auto& [peer, frame] : mesh_->Take(w))
+    workers_[w].engine->OnMeshFrame(peer, std::move(frame));
+  workers_[w].engine->Advance();
+}
+
+void LocalJob::RunWorkerWithFrames(uint32_t w, uint32_t peer) {
+  for (Frame& frame : mesh_->TakeFrom(w, peer)) {
+    workers_[w].engine->OnMeshFrame(peer, std::move(frame));
+  }
   workers_[w].engine->Advance();
 }
 

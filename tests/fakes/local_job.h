@@ -60,6 +60,8 @@ class LocalJob {
   void Run();
   // One turn of one worker: takes what was sent to it and does all it can now.
   void RunWorker(uint32_t w);
+  // The same, but only what `peer` sent has arrived.
+  void RunWorkerWithFrames(uint32_t w, uint32_t peer);
   bool Done(uint32_t rank, uint64_t id) const;
 
   // Rank 0 puts `values` (fp32, converted to the unit's type) of a parameter's whole unit.

@@ -26,6 +26,16 @@ class LoopbackMesh {
   std::deque<std::pair<uint32_t, Frame>> Take(uint32_t worker) {
     return std::exchange(queues_[worker], {});
   }
+  // Those of one sender; the others' wait.
+  std::vector<Frame> TakeFrom(uint32_t worker, uint32_t peer) {
+    std::vector<Frame> taken;
+    std::erase_if(queues_[worker], [&](auto& entry) {
+      if (entry.first != peer) return false;
+      taken.push_back(std::move(entry.second));
+      return true;
+    });
+    return taken;
+  }
   void Break() {
     for (auto& queue : queues_) queue.clear();
   }
