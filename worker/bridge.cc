@@ -81,14 +81,6 @@ void Bridge::OnConnected() {
   pulls_.clear();
 }
 
-void Bridge::ForgetShards(uint32_t unit) {
-  for (uint32_t worker = 0; worker < context_.memory().workers(); ++worker) {
-    context_.board().fill(worker, unit).store(0);
-    sent_[worker].pulled[unit] = 0;
-    sent_[worker].pull[unit] = 0;
-  }
-}
-
 void Bridge::Post(uint32_t peer, Frame frame) {
   context_.counters().wire_bytes += sizeof(uint64_t) * 4 + frame.payload.size();
   mesh_.Send(peer, std::move(frame));
@@ -350,20 +342,6 @@ void Bridge::SendPull(uint32_t peer, uint32_t unit, uint64_t epoch) {
   }
   frame.payload = writer.Take();
   Post(peer, std::move(frame));
-}
-
-bool Bridge::AnswerPulls() {
-  return std::erase_if(pulls_, [&](const auto& pull) {
-           const auto& [peer, frame] = pull;
-           ByteReader reader(frame.payload);
-           for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
-             uint64_t seen = 0;
-             if (!reader.Value(seen)) return true;
-             if (context_.board().put_done(context_.me(), rank).load() < seen) return false;
-           }
-           SendShard(peer, frame.index, frame.tag, frame.value);
-           return true;
-         }) > 0;
 }
 
 void Bridge::SendShard(uint32_t peer, uint32_t unit, uint64_t number, uint64_t epoch) {

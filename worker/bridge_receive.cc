@@ -117,6 +117,28 @@ void Bridge::OnPut(uint32_t peer, const Frame& frame) {
   Post(peer, {static_cast<uint32_t>(BridgeFrame::kPutDone), frame.index, frame.tag, 0, {}});
 }
 
+void Bridge::ForgetShards(uint32_t unit) {
+  for (uint32_t worker = 0; worker < context_.memory().workers(); ++worker) {
+    context_.board().fill(worker, unit).store(0);
+    sent_[worker].pulled[unit] = 0;
+    sent_[worker].pull[unit] = 0;
+  }
+}
+
+bool Bridge::AnswerPulls() {
+  return std::erase_if(pulls_, [&](const auto& pull) {
+           const auto& [peer, frame] = pull;
+           ByteReader reader(frame.payload);
+           for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
+             uint64_t seen = 0;
+             if (!reader.Value(seen)) return true;
+             if (context_.board().put_done(context_.me(), rank).load() < seen) return false;
+           }
+           SendShard(peer, frame.index, frame.tag, frame.value);
+           return true;
+         }) > 0;
+}
+
 void Bridge::OnPartial(uint32_t peer, Frame frame) {
   const Board& board = context_.board();
   if (board.merged(context_.me(), frame.index).tag.load() >= frame.tag ||

@@ -1,7 +1,8 @@
 """Fixtures of the crash tests: daemons whose workers can be killed at named places, and undisturbed runs to compare with.
 
 The programs come from $ZEROSHARD_BIN_DIR, which must be a build with fault points (default: bazel-faults-bin).
-ZEROSHARD_TEST_SHORT=1 tries fewer places; ZEROSHARD_KILLS is the number of random kills in one run.
+ZEROSHARD_TEST_SHORT=1 tries fewer places; ZEROSHARD_KILLS is the number of random kills in one run, and of those inside
+the update.
 """
 
 import pathlib

@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import pathlib
+import shutil
 import signal
 import stat
 import subprocess
@@ -194,14 +195,18 @@ class Run:
         if code not in (0, -signal.SIGKILL):
             rank.error = pathlib.Path(f"{rank.output}.err").read_text()
 
+    def look(self):
+        """Starts again what died; a rank that failed ends the test."""
+        for rank in self.ranks:
+            if not rank.left:
+                self.poll(rank)
+            assert not rank.error, f"{self.name}: {rank.error}\n{self.tail()}"
+
     def supervise(self, until, patience=PATIENCE):
-        """Restarts what dies until `until()` holds; a rank that fails ends the test."""
+        """Looks until `until()` holds."""
         end = time.monotonic() + patience
         while not until():
-            for rank in self.ranks:
-                if not rank.left:
-                    self.poll(rank)
-                assert not rank.error, f"{self.name}: {rank.error}\n{self.tail()}"
+            self.look()
             assert time.monotonic() < end, f"{self.name} hangs: {self.describe()}\n{self.tail()}"
             time.sleep(0.002)
 
@@ -230,6 +235,11 @@ class Run:
             states=tuple((unit, kind, dtype, hashlib.sha256(array.tobytes()).hexdigest())
                          for (unit, kind), (dtype, array) in sorted(states.items())),
         )
+
+    def remove_files(self):
+        """What the run left, for tests with many runs."""
+        shutil.rmtree(self.daemon.checkpoints / self.name, ignore_errors=True)
+        (self.daemon.exports / f"{self.name}.safetensors").unlink(missing_ok=True)
 
     def clear(self):
         for rank in self.ranks:
