@@ -97,68 +97,88 @@ double Grain(const float* __restrict block, void* target, uint64_t begin) {
   }
 }
 
-// A vector of a source's elements, widened.
-ZS_KERNEL_FN FloatVector LoadWide(Fp32, const void* source, uint64_t at) {
+// Elements that the loops below take at a time: a cache line of bf16.
+constexpr int kLine = 32;
+
+// The vector that begins at element `at` of a source, which is element `in_line` of a line,
+// widened.
+ZS_KERNEL_FN FloatVector LoadWide(Fp32, const void* source, uint64_t at, int) {
   return kernel::LoadVector(static_cast<const float*>(source) + at);
 }
-ZS_KERNEL_FN FloatVector LoadWide(Bf16, const void* source, uint64_t at) {
+ZS_KERNEL_FN FloatVector LoadWide(Bf16, const void* source, uint64_t at, int in_line) {
   const auto* values = static_cast<const uint16_t*>(source) + at;
-#if defined(__AVX512F__)
-  typedef short Halves __attribute__((vector_size(32)));
-  typedef int Words __attribute__((vector_size(64)));
-  Halves halves;
-  __builtin_memcpy(&halves, values, sizeof(halves));
-  const Words words = __builtin_ia32_pmovzxwd512_mask(halves, Words{}, 0xffff);
+#if defined(__AVX512BW__)
+  // Half of the line's numbers to the upper halves of the words, in one instruction.
+  typedef short Halves __attribute__((vector_size(64)));
+  const Halves low = {0, 0, 0, 1, 0, 2,  0, 3,  0, 4,  0, 5,  0, 6,  0, 7,
+                      0, 8, 0, 9, 0, 10, 0, 11, 0, 12, 0, 13, 0, 14, 0, 15};
+  Halves line;
+  __builtin_memcpy(&line, values - in_line, sizeof(line));
+  const Halves order = in_line == 0 ? low : low + 16;
+  return (FloatVector)__builtin_ia32_permvarhi512_mask(line, order, Halves{}, 0xaaaaaaaau);
 #elif defined(__AVX2__)
   typedef short Halves __attribute__((vector_size(16)));
   typedef int Words __attribute__((vector_size(32)));
   Halves halves;
   __builtin_memcpy(&halves, values, sizeof(halves));
-  const auto words = (Words)__builtin_ia32_pmovzxwd256(halves);
+  static_cast<void>(in_line);
+  return (FloatVector)((Words)__builtin_ia32_pmovzxwd256(halves) << 16);
 #else
   typedef int Words __attribute__((vector_size(16)));
   const Words words = {values[0], values[1], values[2], values[3]};
-#endif
+  static_cast<void>(in_line);
   return (FloatVector)(words << 16);
+#endif
 }
 
 template <class Type, int kInputs>
-ZS_KERNEL_FN FloatVector SumWide(const void* const* sources, uint64_t at) {
+ZS_KERNEL_FN FloatVector SumWide(const void* const* sources, uint64_t at, int in_line) {
   if constexpr (kInputs == 1) {
-    return LoadWide(Type(), sources[0], at);
+    return LoadWide(Type(), sources[0], at, in_line);
   } else {
-    return SumWide<Type, kInputs / 2>(sources, at) +
-           SumWide<Type, kInputs / 2>(sources + kInputs / 2, at);
+    return SumWide<Type, kInputs / 2>(sources, at, in_line) +
+           SumWide<Type, kInputs / 2>(sources + kInputs / 2, at, in_line);
   }
 }
 
 enum class Into { kStore, kAdd, kStream };
 
-// Whole grains of an fp32 target in one go: nothing but the result leaves the registers.
+// NaNs become the one that is stored.
+void CanonicalizeGrain(float* values) {
+  const FloatVector nan = __builtin_nanf("") - FloatVector{};
+  for (int i = 0; i < kGrain; i += kernel::kVectorFloats) {
+    const FloatVector value = kernel::LoadVector(values + i);
+    const FloatVector canonical = value == value ? value : nan;
+    __builtin_memcpy(values + i, &canonical, sizeof(canonical));
+  }
+}
+
+// Whole grains of an fp32 target in one go: nothing but the result leaves the registers. A grain
+// with a NaN shows in its squares and is gone over again.
 template <class Type, int kInputs, Into kInto>
 void Direct(const void* const* sources, void* target, uint64_t begin, uint32_t grains,
             double* squares) {
   const void* inputs[kInputs];
   for (int i = 0; i < kInputs; ++i) inputs[i] = sources[i];
   float* values = static_cast<float*>(target);
-  const FloatVector nan = __builtin_nanf("") - FloatVector{};
   for (uint32_t grain = 0; grain < grains; ++grain, begin += kGrain) {
     kernel::SquareSums sums;
-    for (int i = 0; i < kGrain; i += kernel::kSquaresLanes) {
-      for (int part = 0; part < kernel::kSquaresLanes / kernel::kVectorFloats; ++part) {
-        const uint64_t at = begin + i + part * kernel::kVectorFloats;
-        FloatVector sum = SumWide<Type, kInputs>(inputs, at);
+    for (int line = 0; line < kGrain; line += kLine) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kLine; i += kernel::kVectorFloats) {
+        const uint64_t at = begin + line + i;
+        FloatVector sum = SumWide<Type, kInputs>(inputs, at, i);
         if constexpr (kInto == Into::kAdd) sum = kernel::LoadVector(values + at) + sum;
-        sum = sum == sum ? sum : nan;
         if constexpr (kInto == Into::kStream) {
           Stream(values + at, sum);
         } else {
           __builtin_memcpy(values + at, &sum, sizeof(sum));
         }
-        sums.Add(part, sum);
+        sums.Add(i % kernel::kSquaresLanes / kernel::kVectorFloats, sum);
       }
     }
     squares[grain] = sums.Total();
+    if (squares[grain] != squares[grain]) CanonicalizeGrain(values + begin);
   }
 }
 

@@ -3,6 +3,7 @@
 #ifndef ZEROSHARD_TESTS_BENCH_RANK_THREADS_H_
 #define ZEROSHARD_TESTS_BENCH_RANK_THREADS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <thread>
@@ -30,16 +31,18 @@ class RankThreads {
   RankThreads(const RankThreads&) = delete;
   RankThreads& operator=(const RankThreads&) = delete;
 
-  // Calls work(rank) on every thread; seconds from here until the last one has returned.
+  // Calls work(rank) on every thread; seconds from the first one's call until the last one has
+  // returned.
   double Run(const std::function<void(uint32_t rank)>& work) {
     absl::MutexLock lock(&mu_);
     work_ = &work;
     busy_ = threads_.size();
+    first_ = absl::InfiniteFuture();
+    last_ = absl::InfinitePast();
     ++round_;
-    const absl::Time start = absl::Now();
     mu_.Await(absl::Condition(
         +[](size_t* busy) { return *busy == 0; }, &busy_));
-    return absl::ToDoubleSeconds(absl::Now() - start);
+    return absl::ToDoubleSeconds(last_ - first_);
   }
 
  private:
@@ -55,8 +58,12 @@ class RankThreads {
         if (stopping_) return;
         work = work_;
       }
+      const absl::Time start = absl::Now();
       (*work)(rank);
+      const absl::Time end = absl::Now();
       absl::MutexLock lock(&mu_);
+      first_ = std::min(first_, start);
+      last_ = std::max(last_, end);
       --busy_;
     }
   }
@@ -66,6 +73,8 @@ class RankThreads {
   uint64_t round_ ABSL_GUARDED_BY(mu_) = 0;
   size_t busy_ ABSL_GUARDED_BY(mu_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Time first_ ABSL_GUARDED_BY(mu_);
+  absl::Time last_ ABSL_GUARDED_BY(mu_);
   std::vector<std::thread> threads_;
 };
 

@@ -4,7 +4,8 @@
 //                rank's call until every rank's Wait has returned; squared norm, finite check,
 //                messages and wake-ups included
 //   bound        the same memory traffic, read R x bf16 and write fp32 once, by two threads that do
-//                nothing else; stored past the caches or not, whichever is faster here
+//                nothing else, over as many buffers; stored past the caches or not, whichever is
+//                faster each time
 //   native Gloo  Debian's, R threads over loopback: halving-doubling reduce-scatter or allreduce,
 //   of
 //                bf16 (rounded after every addition) or fp32, whichever is fastest here
@@ -188,25 +189,33 @@ std::string Name(const Shape& shape) {
   return absl::StrCat("reduce-scatter, ", shape.ranks, " ranks");
 }
 
-// `peer` returns the seconds of one sum.
+// Reads memory that nobody else uses, so that what was written before, by a step for example,
+// leaves the caches at nobody's expense.
+void EmptyCaches() {
+  static const std::vector<uint64_t> memory(uint64_t{32} << 20, 1);
+  uint64_t sum = 0;
+  for (const uint64_t word : memory) sum += word;
+  ZS_CHECK(sum == memory.size(), "memory does not hold what was written");
+}
+
+// `peer` returns the seconds of some sums.
 void Compare(bench::Bench& bench, const Shape& shape, OurRanks& ours, const std::string& vs,
              bench::Target target, const std::function<std::vector<double>()>& peer) {
   bench.Compare(
       {{Name(shape), vs, "GB/s", target}},
-      [&] { return std::vector<double>{Speed(shape, ours.Run(0.0))}; },
-      [&] { return std::vector<double>{Speed(shape, peer())}; });
+      [&] {
+        EmptyCaches();
+        return std::vector<double>{Speed(shape, ours.Run(0.0))};
+      },
+      [&] {
+        EmptyCaches();
+        return std::vector<double>{Speed(shape, peer())};
+      });
 }
 
 void AgainstStream(bench::Bench& bench, const Shape& shape, OurRanks& ours) {
-  bench::ReduceStream stream(shape.ranks, shape.elements);
-  stream.Choose();
-  Compare(bench, shape, ours,
-          absl::StrCat("memory stream", stream.around() ? ", stored past the caches" : ""),
-          bench::AtLeast(0.70), [&] {
-            std::vector<double> seconds;
-            for (uint32_t i = 0; i < kUnits; ++i) seconds.push_back(stream.Run());
-            return seconds;
-          });
+  bench::ReduceStream stream(shape.ranks, shape.elements, kUnits);
+  Compare(bench, shape, ours, "memory stream", bench::AtLeast(0.70), [&] { return stream.Run(); });
 }
 
 // The seconds of one sum of all ranks.
@@ -234,7 +243,11 @@ void AgainstGloo(bench::Bench& bench, const Shape& shape, OurRanks& ours) {
     std::unique_ptr<GlooRanks> gloo = Must(GlooRanks::Create(shape.ranks, shape.elements, sum));
     gloo->Fill(Gradient);
     RunGloo(threads, *gloo);
-    bench.Require(IsCorrect(shape, *gloo), GlooSumName(sum) + " of native Gloo is wrong");
+    if (!IsCorrect(shape, *gloo)) {
+      // Its reduce-scatter sends from buffers that it is already overwriting, now and then.
+      std::cerr << "reduce: left out: " << GlooSumName(sum) << " of native Gloo was wrong\n";
+      continue;
+    }
     double seconds = RunGloo(threads, *gloo);
     for (int i = 0; i < 2; ++i) seconds = std::min(seconds, RunGloo(threads, *gloo));
     if (best != nullptr && best_seconds <= seconds) continue;
@@ -242,6 +255,8 @@ void AgainstGloo(bench::Bench& bench, const Shape& shape, OurRanks& ours) {
     best_sum = sum;
     best_seconds = seconds;
   }
+  bench.Require(best != nullptr, "native Gloo sums wrongly");
+  if (best == nullptr) return;
   Compare(bench, shape, ours, "native Gloo, " + GlooSumName(best_sum), bench::AtLeast(1.5), [&] {
     std::vector<double> seconds;
     for (int i = 0; i < shape.rounds; ++i) seconds.push_back(RunGloo(threads, *best));

@@ -13,19 +13,20 @@ namespace zeroshard::bench {
 
 class ReduceStream {
  public:
-  // Inputs and output lie in memory files, as windows and accumulators do.
-  ReduceStream(uint32_t ranks, uint64_t elements);
+  // Inputs and outputs of `units` sums lie in memory files, as windows and accumulators do. There
+  // are as many as on the other side, so that neither finds in the caches what it left there.
+  ReduceStream(uint32_t ranks, uint64_t elements, uint32_t units);
 
-  // Seconds of one pass; `around`: stores past the caches.
-  double Run(bool around);
-  // Decides by trying; then Run() runs the faster one.
-  void Choose();
-  double Run() { return Run(around_); }
-  bool around() const { return around_; }
+  // Seconds of each of the units' sums, in the way that is faster now.
+  std::vector<double> Run();
 
  private:
+  enum class Store { kPlain, kPastCaches };
+  std::vector<double> RunAll(Store store);
+  double RunUnit(uint32_t unit, Store store);
+
   const uint64_t elements_;
-  bool around_ = false;
+  const uint32_t units_;
   std::vector<MappedRegion> inputs_;
   MappedRegion output_;
   RankThreads threads_;

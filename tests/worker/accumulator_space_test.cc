@@ -246,7 +246,7 @@ TEST(AccumulatorSpaceTest, APassThatAKilledProcessBeganHasTheSameSquares) {
   int killed = 0;
   for (const Setting& setting : Settings()) {
     SCOPED_TRACE(Describe(setting));
-    for (int round = 0; round < 6; ++round) {
+    for (int round = 0; round < 4; ++round) {
       World world(setting, random);
       const auto partition = world.NewPartition();
       const Memory apart(world.unit().elements() * sizeof(float));
