@@ -179,12 +179,6 @@ PreparedUpdate::PreparedUpdate(Isa isa, const UpdatePass& pass)
 
 PreparedUpdate::PreparedUpdate(const UpdatePass& pass) : PreparedUpdate(FastestIsa(), pass) {}
 
-PreparedUpdate PreparedUpdate::WithoutOutput() const {
-  UpdatePass pass = pass_;
-  pass.arrays.out = nullptr;
-  return PreparedUpdate(isa_, pass);
-}
-
 void PreparedUpdate::Apply(uint64_t begin, uint64_t end) const {
   const absl::Span<const UpdateSegment> segments = pass_.segments;
   auto segment =

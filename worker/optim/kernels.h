@@ -95,9 +95,6 @@ class PreparedUpdate {
   // multiples of kStateBlock, or do not lie inside a segment.
   void Apply(uint64_t begin, uint64_t end) const;
 
-  // The same without an output.
-  PreparedUpdate WithoutOutput() const;
-
  private:
   void ApplyTo(const UpdateSegment& segment, uint64_t begin, uint64_t end) const;
 
