@@ -15,6 +15,10 @@ constexpr uint64_t kStreamedBytes = uint64_t{64} << 20;
 constexpr uint32_t kUndoGroup = kUndoPayloadBytes / sizeof(float);
 static_assert(kUndoGroup % kGrainElements == 0 && kNormGrain == kGrainElements);
 
+// Elements that are summed, cleared and squared together, in the first-level cache.
+constexpr uint64_t kBlockElements = 4096;
+static_assert(kBlockElements % kGrainElements == 0);
+
 // Whether an input has a gradient for the parameter at `position`.
 bool TakesPart(const GradientInput& input, uint32_t position) {
   return input.data != nullptr && IsPresent(input.present, position);
@@ -46,10 +50,24 @@ ReductionProgram ProgramOf(const AccumulateJob& job, uint32_t position) {
   return job.plan->Program(absl::MakeConstSpan(present.get(), job.inputs.size()));
 }
 
+// Whether all parameters of the unit have the same inputs and the same mode.
+bool IsUniform(const Unit& unit, const AccumulateJob& job) {
+  const Presence full = FullPresence(unit);
+  return (job.before == Presence{} || job.before == full) &&
+         std::all_of(job.inputs.begin(), job.inputs.end(), [&](const GradientInput& input) {
+           return input.data == nullptr || input.present == full || input.present == Presence{};
+         });
+}
+
 // The stretches that get anything, in increasing order.
 std::vector<Run> PlanRuns(const Layout& layout, const AccumulateJob& job) {
   const Unit& unit = layout.units()[job.unit];
   std::vector<Run> runs;
+  if (!unit.parameters.empty() && IsUniform(unit, job)) {
+    runs.push_back({0, unit.elements(), 0, ModeOf(job, 0), ProgramOf(job, 0)});
+    std::erase_if(runs, [](const Run& run) { return run.program.steps.empty(); });
+    return runs;
+  }
   for (uint32_t position = 0; position < unit.parameters.size(); ++position) {
     const ParameterPlace& place = layout.place(unit.parameters[position]);
     // The padding after a parameter goes with it: what it holds is never read.
@@ -74,9 +92,15 @@ std::vector<Run> PlanRuns(const Layout& layout, const AccumulateJob& job) {
 class UnitSum {
  public:
   // The squares of the elements of `included` are taken (increasing; none: no squares at all).
+  // The target's padding is cleared; null: it may hold anything. It is there when `included` runs
+  // over padding.
   UnitSum(const Layout& layout, const AccumulateJob& job, Accumulator target,
-          std::vector<ElementRange> included)
-      : runs_(PlanRuns(layout, job)), target_(target), included_(std::move(included)) {
+          std::vector<ElementRange> included, const Padding* padding)
+      : runs_(PlanRuns(layout, job)),
+        target_(target),
+        included_(std::move(included)),
+        padding_(padding),
+        unit_(job.unit) {
     for (const GradientInput& input : job.inputs) {
       sources_.push_back({input.data, input.dtype, input.weight != 1.0f, input.weight});
     }
@@ -102,7 +126,11 @@ class UnitSum {
         ++whole;
       } else {
         if (whole != whole_.end()) stop = std::min(end, whole->begin);
+        stop = std::min(stop, at + kBlockElements);
         SumElements(at, stop);
+        if (padding_ != nullptr) {
+          padding_->Clear(unit_, static_cast<std::byte*>(target_.data), target_.dtype, at, stop);
+        }
         Square(at, stop, squares);
       }
       at = stop;
@@ -139,6 +167,7 @@ class UnitSum {
   Accumulator TargetOf(const Run& run) const {
     Accumulator target = target_;
     target.mode = run.mode;
+    if (padding_ != nullptr) target.used = padding_->used(unit_);
     return target;
   }
 
@@ -155,6 +184,8 @@ class UnitSum {
   const Accumulator target_;
   const std::vector<ElementRange> included_;
   std::vector<ReduceSource> sources_;
+  const Padding* const padding_;
+  const uint32_t unit_;
   std::vector<WholeGrains> whole_;  // increasing
   uint64_t elements_ = 0;
 };
@@ -174,7 +205,7 @@ Presence PresenceAfter(const AccumulateJob& job) {
 
 void SumInputs(const Layout& layout, const AccumulateJob& job, GrainRange grains, float* element0,
                ThreadPool& pool) {
-  const UnitSum sum(layout, job, {.data = element0}, {});
+  const UnitSum sum(layout, job, {.data = element0}, {}, nullptr);
   pool.ParallelFor(pool.lanes(), [&](size_t item, int) {
     const ItemRange part = ItemsOfLane(grains.size(), static_cast<int>(item), pool.lanes());
     ExactSum unused;
@@ -214,9 +245,7 @@ Accumulated AccumulatorSpace::Accumulate(const AccumulateJob& job, ThreadPool& p
   const Accumulator target{.data = data(job.unit),
                            .dtype = dtype_,
                            .streamed = plan_->totals().accumulator >= kStreamedBytes};
-  const UnitSum sum(*layout_, job, target,
-                    PresentRanges(*layout_, job.unit, result.present, job.squared.first_element(),
-                                  job.squared.end * kGrainElements));
+  const UnitSum sum(*layout_, job, target, Squared(job, result.present), padding_.get());
   if (unit.chunks == 0 || result.present == Presence{}) return result;
   std::vector<ExactSum> squares(std::max<size_t>(pool.lanes(), undo_.lanes()));
   if (sum.adds()) {
@@ -229,6 +258,18 @@ Accumulated AccumulatorSpace::Accumulate(const AccumulateJob& job, ThreadPool& p
   }
   for (const ExactSum& part : squares) result.squares.Merge(part);
   return result;
+}
+
+// The elements whose squares count: of a unit that is all there also the padding, which holds
+// zeros.
+std::vector<ElementRange> AccumulatorSpace::Squared(const AccumulateJob& job,
+                                                    const Presence& present) const {
+  const uint64_t first = job.squared.first_element();
+  const uint64_t last = job.squared.end * kGrainElements;
+  if (padding_->used(job.unit) != nullptr && present == FullPresence(layout_->units()[job.unit])) {
+    return {{first, last}};
+  }
+  return PresentRanges(*layout_, job.unit, present, first, last);
 }
 
 void AccumulatorSpace::AddProtected(const AccumulateJob& job, const UnitSum& sum, ThreadPool& pool,
@@ -277,9 +318,9 @@ std::vector<ElementRange> PresentRanges(const Layout& layout, uint32_t unit,
 
 Presence FullPresence(const Unit& unit) {
   Presence presence = {};
-  for (uint32_t position = 0; position < unit.parameters.size(); ++position) {
-    presence[position / 64] |= uint64_t{1} << (position % 64);
-  }
+  const size_t positions = unit.parameters.size();
+  std::fill_n(presence.begin(), positions / 64, ~uint64_t{0});
+  if (positions % 64 != 0) presence[positions / 64] = (uint64_t{1} << (positions % 64)) - 1;
   return presence;
 }
 

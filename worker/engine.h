@@ -120,6 +120,9 @@ class Engine {
   bool Commit();
   bool AllArrived() const;
   uint64_t CountBefore(uint32_t parameter) const;
+  bool AllCountsEqual(uint32_t unit) const;
+  void CountUpdates(uint32_t unit, const Presence& present) const;
+  void FindGroupsOfUnits();
   void SetInitialized(uint32_t unit);
 
   EngineContext context_;
@@ -146,7 +149,8 @@ class Engine {
     ExactSum sum;
   };
   std::vector<UnitSquares> squares_;
-  uint64_t attempt_ = 0;  // as of the last FollowAttempt
+  std::vector<uint32_t> group_of_unit_;  // of all its parameters, or kMixedGroups; empty at first
+  uint64_t attempt_ = 0;                 // as of the last FollowAttempt
   // Leader: since when it waits for arrivals, and when each rank was last heard of.
   std::optional<absl::Duration> waiting_since_;
   std::vector<uint64_t> activity_;

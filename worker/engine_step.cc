@@ -1,4 +1,5 @@
 // The step boundary: from the last gradient to the commit.
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <utility>
@@ -10,6 +11,32 @@
 #include "worker/step_decision.h"
 
 namespace zeroshard {
+namespace {
+
+constexpr uint32_t kMixedGroups = ~uint32_t{0};
+
+// The arguments of a step's updates, each combination once.
+class StepArgs {
+ public:
+  explicit StepArgs(const Decision& decision) : decision_(decision) {}
+
+  // Of the `count`-th update of a parameter of `group`.
+  uint32_t IndexOf(uint32_t group, uint64_t count) {
+    const auto [entry, fresh] =
+        known_.try_emplace({group, count}, static_cast<uint32_t>(args_.size()));
+    if (fresh) args_.push_back(ArgsFor(decision_.group[group], count));
+    return entry->second;
+  }
+
+  const std::vector<UpdateArgs>& args() const { return args_; }
+
+ private:
+  const Decision& decision_;
+  std::vector<UpdateArgs> args_;
+  std::map<std::pair<uint32_t, uint64_t>, uint32_t> known_;
+};
+
+}  // namespace
 
 bool Engine::AllArrived() const {
   for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
@@ -99,6 +126,48 @@ uint64_t Engine::CountBefore(uint32_t parameter) const {
   return word >> 32 == (attempt_ & 0xffffffff) && count > 0 ? count - 1 : count;
 }
 
+// Whether all parameters of the unit were updated equally often; false also when a killed process
+// has counted some of them for the step in flight.
+bool Engine::AllCountsEqual(uint32_t unit) const {
+  const Board& board = context_.board();
+  const std::vector<uint32_t>& parameters = context_.layout().units()[unit].parameters;
+  const uint64_t first = board.update_count(parameters[0]).load(std::memory_order_acquire);
+  return std::all_of(parameters.begin(), parameters.end(), [&](uint32_t parameter) {
+    return board.update_count(parameter).load(std::memory_order_acquire) == first;
+  });
+}
+
+// Counts the step in flight for the unit's parameters in `present`; may be repeated.
+void Engine::CountUpdates(uint32_t unit, const Presence& present) const {
+  const Board& board = context_.board();
+  const uint64_t attempt = (attempt_ & 0xffffffff) << 32;
+  const Unit& described = context_.layout().units()[unit];
+  const std::vector<uint32_t>& parameters = described.parameters;
+  if (!parameters.empty() && present == FullPresence(described) && AllCountsEqual(unit)) {
+    const uint64_t word = attempt | (CountBefore(parameters[0]) + 1);
+    for (const uint32_t parameter : parameters) {
+      board.update_count(parameter).store(word, std::memory_order_release);
+    }
+    return;
+  }
+  for (uint32_t position = 0; position < parameters.size(); ++position) {
+    if (!IsPresent(present, position)) continue;
+    const uint64_t count = CountBefore(parameters[position]) + 1;
+    board.update_count(parameters[position]).store(attempt | count, std::memory_order_release);
+  }
+}
+
+void Engine::FindGroupsOfUnits() {
+  const std::span<const ParameterSpec> parameters = context_.layout().parameters();
+  for (const Unit& unit : context_.layout().units()) {
+    uint32_t group = unit.parameters.empty() ? kMixedGroups : parameters[unit.parameters[0]].group;
+    for (const uint32_t parameter : unit.parameters) {
+      if (parameters[parameter].group != group) group = kMixedGroups;
+    }
+    group_of_unit_.push_back(group);
+  }
+}
+
 bool Engine::Apply() {
   const Board& board = context_.board();
   const Decision& decision = board.header().decision;
@@ -107,25 +176,34 @@ bool Engine::Apply() {
     return false;
   }
   if (decision.skip == 0) {
-    std::vector<uint32_t> args_of(context_.layout().parameters().size(), kNotUpdated);
-    std::vector<UpdateArgs> args;
-    std::map<std::pair<uint32_t, uint64_t>, uint32_t> known;  // (group, update) -> index
+    if (group_of_unit_.empty()) FindGroupsOfUnits();
     const std::span<const Unit> units = context_.layout().units();
+    std::vector<uint32_t> args_of_unit(units.size(), kByParameter);
+    std::vector<uint32_t> args_of;
+    StepArgs args(decision);
     for (uint32_t u = 0; u < units.size(); ++u) {
       if (!context_.memory().plan().unit(u).has_optimizer) continue;
       const Presence present = PresenceBefore(board.merged(context_.me(), u), MakeTag(attempt_, 0));
-      for (uint32_t position = 0; position < units[u].parameters.size(); ++position) {
+      const std::vector<uint32_t>& parameters = units[u].parameters;
+      if (group_of_unit_[u] != kMixedGroups && present == FullPresence(units[u]) &&
+          AllCountsEqual(u)) {
+        args_of_unit[u] = args.IndexOf(group_of_unit_[u], CountBefore(parameters[0]) + 1);
+        continue;
+      }
+      args_of.resize(context_.layout().parameters().size(), kNotUpdated);
+      for (uint32_t position = 0; position < parameters.size(); ++position) {
         if (!IsPresent(present, position)) continue;
-        const uint32_t parameter = units[u].parameters[position];
-        const uint32_t group = context_.layout().parameters()[parameter].group;
-        const uint64_t count = CountBefore(parameter) + 1;
-        auto [entry, fresh] = known.try_emplace({group, count}, static_cast<uint32_t>(args.size()));
-        if (fresh) args.push_back(ArgsFor(decision.group[group], count));
-        args_of[parameter] = entry->second;
+        const uint32_t group = context_.layout().parameters()[parameters[position]].group;
+        args_of[parameters[position]] = args.IndexOf(group, CountBefore(parameters[position]) + 1);
       }
     }
     ZS_FAULT_POINT("worker.apply.before");
-    shard_.Apply({attempt_, board.numbers().step, decision.grad_scale, args_of, args});
+    shard_.Apply({.attempt = attempt_,
+                  .step = board.numbers().step,
+                  .grad_scale = decision.grad_scale,
+                  .args_of_unit = args_of_unit,
+                  .args_of = args_of,
+                  .args = args.args()});
   }
   ZS_FAULT_POINT("worker.apply.before_applied");
   applied.store(attempt_, std::memory_order_release);
@@ -146,12 +224,7 @@ bool Engine::Commit() {
     for (uint32_t u = 0; u < units.size(); ++u) {
       if (!context_.memory().plan().unit(u).has_optimizer) continue;
       const Presence present = PresenceBefore(board.merged(context_.me(), u), MakeTag(attempt_, 0));
-      for (uint32_t position = 0; position < units[u].parameters.size(); ++position) {
-        if (!IsPresent(present, position)) continue;
-        const uint32_t parameter = units[u].parameters[position];
-        board.update_count(parameter).store((attempt_ & 0xffffffff) << 32 |
-                                            (CountBefore(parameter) + 1));
-      }
+      CountUpdates(u, present);
     }
   }
   ZS_FAULT_POINT("worker.commit.before_numbers");

@@ -71,9 +71,9 @@ SmallTree TreeAt(const ReductionProgram& program, absl::Span<const ReduceSource>
 }
 
 // Runs the program on elements [begin, begin + elements) and returns the block with the sum.
-const float* SumBlock(const ReduceTable& table, const ReductionProgram& program,
-                      absl::Span<const ReduceSource> sources, uint64_t begin, uint32_t elements,
-                      BlockStack& stack) {
+float* SumBlock(const ReduceTable& table, const ReductionProgram& program,
+                absl::Span<const ReduceSource> sources, uint64_t begin, uint32_t elements,
+                BlockStack& stack) {
   float(*top)[kBlock] = stack.blocks - 1;
   for (size_t at = 0; at < program.steps.size(); ++at) {
     const ReductionStep& step = program.steps[at];
@@ -139,13 +139,13 @@ void ReduceGrainsOn(Isa isa, const ReductionProgram& program,
   const DType source_dtype = sources[program.steps[0].input].dtype;
   if (tree.inputs > 0 && tree.steps == program.steps.size() &&
       accumulator.dtype == DType::kFloat32 && source_dtype != DType::kFloat16) {
-    const auto direct =
-        table.direct[tree.inputs / 2][static_cast<int>(source_dtype)][streamed ? 2 : mode];
+    const auto direct = table.direct[tree.inputs / 2][static_cast<int>(source_dtype)]
+                                    [streamed ? 2 : mode][accumulator.used != nullptr ? 1 : 0];
     double parts[kDirectGrains];
     for (uint64_t at = begin; at < end; at += kDirectGrains * kBlock) {
       const auto grains =
           static_cast<uint32_t>(std::min<uint64_t>(kDirectGrains, (end - at) / kBlock));
-      direct(tree.data, accumulator.data, at, grains, parts);
+      direct(tree.data, accumulator.data, at, grains, accumulator.used, parts);
       for (uint32_t i = 0; i < grains; ++i) squares.Add(parts[i]);
     }
   } else {
@@ -153,8 +153,11 @@ void ReduceGrainsOn(Isa isa, const ReductionProgram& program,
     const auto grain = streamed ? table.streamed_grain[dtype] : table.grain[dtype][mode];
     BlockStack stack;
     for (uint64_t at = begin; at < end; at += kBlock) {
-      squares.Add(
-          grain(SumBlock(table, program, sources, at, kBlock, stack), accumulator.data, at));
+      float* block = SumBlock(table, program, sources, at, kBlock, stack);
+      if (accumulator.used != nullptr) {
+        table.clear_unused(block, accumulator.used + at / reduce_internal::kRow);
+      }
+      squares.Add(grain(block, accumulator.data, at));
     }
   }
   if (streamed) table.stream_fence();

@@ -15,7 +15,7 @@ using kernel::FloatVector;
 using kernel::Fp16;
 using kernel::Fp32;
 
-static_assert(kGrain == kernel::kSquaresGrain);
+static_assert(kGrain == kernel::kSquaresGrain && kRow == kernel::kSquaresLanes);
 
 template <class Type>
 ZS_KERNEL_FN const typename Type::Storage* At(const void* data, uint64_t begin) {
@@ -141,6 +141,14 @@ ZS_KERNEL_FN FloatVector SumWide(const void* const* sources, uint64_t at, int in
   }
 }
 
+// The elements before `used` of a row whose vector number `part` this is; the others are zeros.
+ZS_KERNEL_FN FloatVector FirstOf(FloatVector vector, int part, int used) {
+  typedef int Lanes __attribute__((vector_size(sizeof(FloatVector))));
+  Lanes lane;
+  for (int i = 0; i < kernel::kVectorFloats; ++i) lane[i] = i + part * kernel::kVectorFloats;
+  return (FloatVector)((Lanes)vector & (lane < used));
+}
+
 enum class Into { kStore, kAdd, kStream };
 
 // NaNs become the one that is stored.
@@ -155,9 +163,9 @@ void CanonicalizeGrain(float* values) {
 
 // Whole grains of an fp32 target in one go: nothing but the result leaves the registers. A grain
 // with a NaN shows in its squares and is gone over again.
-template <class Type, int kInputs, Into kInto>
+template <class Type, int kInputs, Into kInto, bool kUsed>
 void Direct(const void* const* sources, void* target, uint64_t begin, uint32_t grains,
-            double* squares) {
+            const uint8_t* used, double* squares) {
   const void* inputs[kInputs];
   for (int i = 0; i < kInputs; ++i) inputs[i] = sources[i];
   float* values = static_cast<float*>(target);
@@ -169,12 +177,14 @@ void Direct(const void* const* sources, void* target, uint64_t begin, uint32_t g
         const uint64_t at = begin + line + i;
         FloatVector sum = SumWide<Type, kInputs>(inputs, at, i);
         if constexpr (kInto == Into::kAdd) sum = kernel::LoadVector(values + at) + sum;
+        const int part = i % kRow / kernel::kVectorFloats;
+        if constexpr (kUsed) sum = FirstOf(sum, part, used[at / kRow]);
         if constexpr (kInto == Into::kStream) {
           Stream(values + at, sum);
         } else {
           __builtin_memcpy(values + at, &sum, sizeof(sum));
         }
-        sums.Add(i % kernel::kSquaresLanes / kernel::kVectorFloats, sum);
+        sums.Add(part, sum);
       }
     }
     squares[grain] = sums.Total();
@@ -186,6 +196,15 @@ void StreamFence() {
 #if defined(__SSE2__)
   __builtin_ia32_sfence();
 #endif
+}
+
+void ClearUnused(float* __restrict block, const uint8_t* used) {
+  for (int row = 0; row < kGrain / kRow; ++row) {
+    for (int i = 0; i < kRow; ++i) {
+      float& value = block[row * kRow + i];
+      value = i < used[row] ? value : 0.0f;
+    }
+  }
 }
 
 void AddBlock(float* __restrict block, const float* __restrict other, uint32_t elements) {
@@ -201,10 +220,12 @@ void AddBlock(float* __restrict block, const float* __restrict other, uint32_t e
         {Source<Fp16, add, false>, Source<Fp16, add, true>}, \
   }
 
-#define ZS_DIRECT_OF(type, inputs)                                        \
-  {                                                                       \
-    Direct<type, inputs, Into::kStore>, Direct<type, inputs, Into::kAdd>, \
-        Direct<type, inputs, Into::kStream>                               \
+#define ZS_DIRECT_INTO(type, inputs, into) \
+  { Direct<type, inputs, into, false>, Direct<type, inputs, into, true> }
+#define ZS_DIRECT_OF(type, inputs)                                                        \
+  {                                                                                       \
+    ZS_DIRECT_INTO(type, inputs, Into::kStore), ZS_DIRECT_INTO(type, inputs, Into::kAdd), \
+        ZS_DIRECT_INTO(type, inputs, Into::kStream)                                       \
   }
 #define ZS_DIRECT(inputs) \
   { ZS_DIRECT_OF(Fp32, inputs), ZS_DIRECT_OF(Bf16, inputs) }
@@ -224,6 +245,7 @@ const ReduceTable ZS_CONCAT(kReduceTable, ZS_ISA) = {
     {ZS_DIRECT(1), ZS_DIRECT(2), ZS_DIRECT(4)},
     StreamFence,
     AddBlock,
+    ClearUnused,
 };
 
 }  // namespace zeroshard::reduce_internal

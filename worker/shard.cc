@@ -92,7 +92,22 @@ bool Shard::Put(uint32_t unit, uint64_t offset, uint64_t elements, const std::by
                 values + (copied.begin - offset) * element_bytes,
                 (copied.end - copied.begin) * element_bytes);
   }
+  ClearPadding(unit, mastered, copied);
   return MarkPut(unit, offset, offset + elements);
+}
+
+// Zeros in the padding of what was put: updates run over it (worker/padding.h).
+void Shard::ClearPadding(uint32_t unit, const ElementRange& mastered,
+                         const ElementRange& copied) const {
+  const Padding& padding = accumulators_.padding();
+  auto clear = [&](void* element0, DType dtype, const ElementRange& range) {
+    if (element0 == nullptr || range.begin >= range.end) return;
+    padding.Clear(unit, static_cast<std::byte*>(element0), dtype, range.begin, range.end);
+  };
+  const UpdateArrays& arrays = states_[unit].arrays;
+  clear(arrays.param, DType::kFloat32, mastered);
+  clear(arrays.low, DType::kBfloat16, mastered);
+  clear(memory_->parameters_at_rest(unit), memory_->layout().units()[unit].dtype, copied);
 }
 
 bool Shard::MarkPut(uint32_t unit, uint64_t begin, uint64_t end) const {
@@ -138,12 +153,25 @@ struct UnitUpdate {
   std::optional<PreparedUpdate> writing;  // of all others
 };
 
-std::vector<UpdateSegment> SegmentsOf(const Layout& layout, uint32_t unit, const UnitState& state,
-                                      const ApplyJob& job) {
+// Whether an update with gradient 0 of states that are 0 leaves them 0, so that it may run over the
+// padding between parameters (worker/padding.h). Blocks of 8-bit states end with their parameters.
+bool MayCrossPadding(OptimizerKind kind, const UnitState& state, const ApplyJob& job) {
+  const bool divides = (GetOptimizerInfo(kind).parameters & kUsesEps) != 0;
+  return state.arrays.state_format != StateFormat::kInt8 &&
+         (!divides || std::all_of(job.args.begin(), job.args.end(),
+                                  [](const UpdateArgs& args) { return args.eps > 0.0f; }));
+}
+
+std::vector<UpdateSegment> SegmentsOf(const Layout& layout, uint32_t unit, OptimizerKind kind,
+                                      const UnitState& state, const ApplyJob& job) {
   std::vector<UpdateSegment> segments;
   const std::vector<uint32_t>& parameters = layout.units()[unit].parameters;
+  const uint32_t of_all = job.args_of_unit[unit];
+  if (of_all != kByParameter && MayCrossPadding(kind, state, job)) {
+    return {{.begin = 0, .end = layout.units()[unit].elements(), .args = of_all}};
+  }
   for (uint32_t position = 0; position < parameters.size(); ++position) {
-    const uint32_t args = job.args_of[parameters[position]];
+    const uint32_t args = of_all != kByParameter ? of_all : job.args_of[parameters[position]];
     const ParameterPlace& place = layout.place(parameters[position]);
     if (args == kNotUpdated || place.elements == 0) continue;
     const uint64_t shift = state.blocks.shift.empty() ? 0 : state.blocks.shift[position];
@@ -174,7 +202,7 @@ void Shard::Apply(const ApplyJob& job) const {
   for (uint32_t u = 0; u < updates.size(); ++u) {
     if (!plan.unit(u).has_optimizer) continue;
     UnitUpdate& update = updates[u];
-    update.segments = SegmentsOf(layout, u, states_[u], job);
+    update.segments = SegmentsOf(layout, u, KindOf(memory_->config()), states_[u], job);
     UpdatePass pass;
     pass.arrays = states_[u].arrays;
     pass.arrays.grad = accumulators_.data(u);

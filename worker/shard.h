@@ -22,6 +22,7 @@
 #include "worker/grad_norm.h"
 #include "worker/job_memory.h"
 #include "worker/optim/kernels.h"
+#include "worker/padding.h"
 #include "worker/protected_pass.h"
 #include "worker/reduce_kernel.h"
 #include "worker/reduction_tree.h"
@@ -78,6 +79,7 @@ class AccumulatorSpace {
   // Element 0 of the unit (index within the slice only).
   std::byte* data(uint32_t unit) const;
   DType dtype() const { return dtype_; }
+  const Padding& padding() const { return *padding_; }
   const UndoArea& undo() const { return undo_; }
   UndoChunk UndoOf(uint32_t chunk) const;
 
@@ -86,10 +88,17 @@ class AccumulatorSpace {
                     std::span<ExactSum> squares) const;
   AccumulatorSpace(const Layout& layout, const PartitionPlan& plan, std::byte* memory, DType dtype,
                    UndoArea undo)
-      : layout_(&layout), plan_(&plan), memory_(memory), dtype_(dtype), undo_(undo) {}
+      : layout_(&layout),
+        plan_(&plan),
+        padding_(std::make_shared<const Padding>(layout)),
+        memory_(memory),
+        dtype_(dtype),
+        undo_(undo) {}
+  std::vector<ElementRange> Squared(const AccumulateJob& job, const Presence& present) const;
 
   const Layout* layout_;
   const PartitionPlan* plan_;
+  std::shared_ptr<const Padding> padding_;
   std::byte* memory_;
   DType dtype_;
   UndoArea undo_;
@@ -100,11 +109,15 @@ struct ApplyJob {
   uint64_t attempt = 0;
   uint64_t step = 0;  // committed before it; what stochastic rounding draws from
   float grad_scale = 1.0f;
-  // For each parameter the index of its arguments, or kNotUpdated.
+  // For each unit the index of the arguments of all its parameters, or kByParameter.
+  std::span<const uint32_t> args_of_unit;
+  // For each parameter of the units that are kByParameter the index of its arguments, or
+  // kNotUpdated.
   std::span<const uint32_t> args_of;
   std::span<const UpdateArgs> args;
 };
 inline constexpr uint32_t kNotUpdated = ~uint32_t{0};
+inline constexpr uint32_t kByParameter = ~uint32_t{0} - 1;
 
 class Shard {
  public:
@@ -153,6 +166,7 @@ class Shard {
   UndoChunk ApplyUndo(uint32_t chunk) const;
   void ApplyRange(const PreparedUpdate& silent, const PreparedUpdate& writing, uint32_t unit,
                   uint64_t begin, uint64_t end) const;
+  void ClearPadding(uint32_t unit, const ElementRange& mastered, const ElementRange& copied) const;
   // Elements [begin, end) are there; whether the unit's all are.
   bool MarkPut(uint32_t unit, uint64_t begin, uint64_t end) const;
 
