@@ -1,4 +1,4 @@
-// zeroshard: the operator's command. Talks to the daemon's Unix socket.
+// zeroshard: the operator's command. Talks to the daemon's Unix socket, but for `bench`.
 //
 // Exit codes: 0 done, 1 the daemon refused or did not answer, 2 wrong usage.
 #include <grpcpp/grpcpp.h>
@@ -12,6 +12,7 @@
 #include <string>
 
 #include "base/config.h"
+#include "client/cli/bench_command.h"
 #include "client/cli/proto_json.h"
 #include "client/cli/text_table.h"
 #include "client/cli/views.h"
@@ -190,17 +191,20 @@ int Main(int argc, char** argv) {
   CLI::App app("zeroshard: looks at and manages the jobs of a zeroshardd");
   Options options;
   Action action = nullptr;
+  std::function<int()> local;  // a command that asks no daemon
   app.add_option("--socket", options.socket,
                  "The daemon's socket (default: ZEROSHARD_SOCKET, or the standard place)");
   app.add_option("--timeout", options.timeout_seconds, "Seconds to wait for an answer")
       ->check(CLI::Range(1, 86400));
   app.require_subcommand(1);
   AddCommands(app, options, action);
+  AddBenchCommand(app, local);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kExitUsage;
   }
+  if (local) return local();
   Command command(options);
   return (command.*action)();
 }
