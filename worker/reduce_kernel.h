@@ -40,7 +40,7 @@ struct Accumulator {
   DType dtype = DType::kFloat32;
   AccumulateMode mode = AccumulateMode::kStore;
   // ReduceGrains: for each row of 16 elements, from element 0, how many of them count; the others
-  // get zeros. Null: all count.
+  // get zeros (kAdd: and hold zeros before). Null: all count.
   const uint8_t* used = nullptr;
   // ReduceGrains stores past the caches: for accumulators that are larger than they. Needs
   // accumulators aligned to 64 bytes at every grain.

@@ -43,6 +43,21 @@ Inputs RandomInputs(std::mt19937_64& random, uint32_t ranks, Values kind) {
   return inputs;
 }
 
+// How many elements of each row of 16 count.
+std::vector<uint8_t> RandomUsed(std::mt19937_64& random) {
+  std::vector<uint8_t> used(kElements / 16);
+  for (uint8_t& row : used) row = static_cast<uint8_t>(random() % 2 == 0 ? 16 : random() % 17);
+  return used;
+}
+
+// Zeros in the elements of [begin, end) that do not count.
+void ClearUnused(const std::vector<uint8_t>& used, DType dtype, size_t begin, size_t end,
+                 std::byte* values) {
+  for (size_t i = begin; i < end; ++i) {
+    if (i % 16 >= used[i / 16]) std::memset(values + i * SizeOf(dtype), 0, SizeOf(dtype));
+  }
+}
+
 class ReduceGrainsTest : public ::testing::TestWithParam<Isa> {};
 
 TEST_P(ReduceGrainsTest, SumAndSquaresAreThoseOfTwoPasses) {
@@ -58,17 +73,25 @@ TEST_P(ReduceGrainsTest, SumAndSquaresAreThoseOfTwoPasses) {
     Aligned fused;
     const auto before = Encode(dtype, RandomFloats(random, kElements, kind));
     std::memcpy(fused.bytes, before.data(), before.size());
+    const std::vector<uint8_t> used = RandomUsed(random);
+    const bool padded = random() % 2 == 0;
+    if (padded) ClearUnused(used, dtype, 0, kElements, fused.bytes);
     Aligned apart = fused;
     const size_t begin = random() % kGrains;
     const size_t end = begin + 1 + random() % (kGrains - begin);
 
     ExactSum squares;
     ReduceGrainsOn(GetParam(), program, inputs.sources,
-                   {.data = fused.bytes, .dtype = dtype, .mode = mode, .streamed = round % 2 == 0},
+                   {.data = fused.bytes,
+                    .dtype = dtype,
+                    .mode = mode,
+                    .used = padded ? used.data() : nullptr,
+                    .streamed = round % 2 == 0},
                    begin * kNormGrain, end * kNormGrain, squares);
     ReduceOn(Isa::kX86V2, program, inputs.sources,
              {.data = apart.bytes, .dtype = dtype, .mode = mode}, begin * kNormGrain,
              end * kNormGrain);
+    if (padded) ClearUnused(used, dtype, begin * kNormGrain, end * kNormGrain, apart.bytes);
     ASSERT_EQ(std::memcmp(fused.bytes, apart.bytes, before.size()), 0) << "round " << round;
     ExactSum expected;
     AddSquaresOn(Isa::kX86V2, {.data = apart.bytes, .dtype = dtype, .elements = kElements},
