@@ -8,7 +8,8 @@
 //
 // With --serve nothing is compared: `run N` on stdin runs N updates and prints the seconds they
 // took, `check` prints ok or what is wrong; so another program can time the same update between its
-// own. Options: --threads=N, --elements=N (of --serve), --split (of --serve).
+// own. Options: --threads=N, and of --serve: --elements=N, --split, --huge (private memory of huge
+// pages).
 #include <cstdlib>
 #include <iostream>
 #include <sstream>
@@ -24,6 +25,7 @@ namespace {
 struct Options {
   bool serve = false;
   bool split = false;
+  Pages pages = Pages::kMemoryFiles;
   bool smoke = false;
   int threads = 2;
   uint64_t elements = uint64_t{256} << 20;
@@ -36,6 +38,7 @@ Options Parse(int argc, char** argv) {
     const std::string argument = argv[i];
     if (argument == "--serve") options.serve = true;
     if (argument == "--split") options.split = true;
+    if (argument == "--huge") options.pages = Pages::kHuge;
     if (argument == "--smoke") options.smoke = true;
     if (argument.rfind("--threads=", 0) == 0) options.threads = std::stoi(argument.substr(10));
     if (argument.rfind("--elements=", 0) == 0) {
@@ -56,7 +59,7 @@ double Seconds(const Work& work) {
 
 int Serve(const Options& options) {
   AdamWJob job(options.split ? MasterKind::kSplit : MasterKind::kFloat32, options.elements,
-               options.threads);
+               options.threads, options.pages);
   std::cout << "ready " << job.elements() << std::endl;
   for (std::string line; std::getline(std::cin, line);) {
     std::istringstream words(line);

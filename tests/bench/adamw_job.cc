@@ -1,7 +1,10 @@
 #include "tests/bench/adamw_job.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -59,8 +62,11 @@ float Fp32Ulp(double value) {
 
 }  // namespace
 
-AdamWJob::AdamWJob(MasterKind master, uint64_t elements, int threads)
-    : master_(master), elements_(elements), pool_(Must(ThreadPool::Create({.threads = threads}))) {
+AdamWJob::AdamWJob(MasterKind master, uint64_t elements, int threads, Pages pages)
+    : master_(master),
+      elements_(elements),
+      pages_(pages),
+      pool_(Must(ThreadPool::Create({.threads = threads}))) {
   ZS_CHECK(elements_ % kChunk == 0 && elements_ > 0, "elements must be a multiple of 65536");
   arrays_.grad_dtype = DType::kBfloat16;
   arrays_.grad = Allocate("grad", 2 * elements_);
@@ -83,7 +89,18 @@ AdamWJob::AdamWJob(MasterKind master, uint64_t elements, int threads)
   Fill();
 }
 
+std::byte* AdamWJob::AllocateHuge(uint64_t bytes) {
+  constexpr uint64_t kHugePage = 2 << 20;
+  bytes = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+  blocks_.emplace_back(static_cast<std::byte*>(std::aligned_alloc(kHugePage, bytes)));
+  ZS_CHECK(blocks_.back() != nullptr, "no memory");
+  static_cast<void>(::madvise(blocks_.back().get(), bytes, MADV_HUGEPAGE));  // a wish
+  std::memset(blocks_.back().get(), 0, bytes);
+  return blocks_.back().get();
+}
+
 std::byte* AdamWJob::Allocate(const char* name, uint64_t bytes) {
+  if (pages_ == Pages::kHuge) return AllocateHuge(bytes);
   const UniqueFd fd = Must(CreateSealedMemfd(name, bytes));
   const absl::Status reserved = Reserve(fd.get(), 0, bytes);
   ZS_CHECK(reserved.ok(), Std(reserved.message()));

@@ -3,6 +3,7 @@
 #define ZEROSHARD_TESTS_BENCH_ADAMW_JOB_H_
 
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,13 +15,18 @@
 
 namespace zeroshard::bench {
 
+// Where the arrays lie: in memory files, as a worker's do, or in private memory of huge pages, as a
+// worker's are where the kernel gives memory files any
+// (/sys/kernel/mm/transparent_hugepage/shmem_enabled).
+enum class Pages : uint8_t { kMemoryFiles, kHuge };
+
 // bf16 parameters and gradients, fp32 states, and the master either fp32 (28 bytes of memory
-// traffic an element) or split (26), in shared memory as a worker has them, under the undo record.
+// traffic an element) or split (26), under the undo record.
 // One thread at a time.
 class AdamWJob {
  public:
   // `elements` is a multiple of the chunk, 64 Ki.
-  AdamWJob(MasterKind master, uint64_t elements, int threads);
+  AdamWJob(MasterKind master, uint64_t elements, int threads, Pages pages = Pages::kMemoryFiles);
 
   // One optimizer step over all elements, protected.
   void Update();
@@ -42,14 +48,20 @@ class AdamWJob {
   };
   bool split() const { return master_ == MasterKind::kSplit; }
   std::byte* Allocate(const char* name, uint64_t bytes);
+  std::byte* AllocateHuge(uint64_t bytes);
   void Fill();
   UndoChunk UndoOf(uint32_t chunk) const;
   Sample SampleAt(uint64_t element) const;
 
   const MasterKind master_;
   const uint64_t elements_;
+  const Pages pages_;
   std::unique_ptr<ThreadPool> pool_;
+  struct Free {
+    void operator()(std::byte* memory) const { std::free(memory); }
+  };
   std::vector<MappedRegion> regions_;
+  std::vector<std::unique_ptr<std::byte, Free>> blocks_;
   UpdateArrays arrays_;
   std::vector<UndoArea> undo_;  // one
   std::vector<uint32_t> chunks_;

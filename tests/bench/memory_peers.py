@@ -29,7 +29,7 @@ ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "1310
 
 
 def measure(side, arguments, directory, daemon):
-    """{"steps", "build", "parameters", "parts"} of one framework, in bytes."""
+    """Peaks of one framework and what they are made of, in bytes."""
     shape = {**(SMALL if arguments.smoke else MODEL), "batch": 1, "length": TOKENS}
     shape["bucket"] = int(arguments.bucket)
     socket = daemon.socket if daemon else ""
@@ -49,7 +49,9 @@ def measure(side, arguments, directory, daemon):
             "steps": steps.bytes - before,
             "build": build.bytes - before,
             "parameters": parameters,
-            "parts": {**steps.parts, "baseline": before, "samples": steps.samples},
+            "parts": {**steps.parts, "baseline": before},
+            "samples": steps.samples,
+            "ledger": ranks.ask("ledger")[0]["bytes"] if daemon else None,
         }
 
 
@@ -62,9 +64,13 @@ def report(bench, ours, theirs):
         "bytes a parameter",
         a_parameter(ours),
         f"<= {LIMIT}",
-        parts_mib={name: value >> 20 for name, value in ours["parts"].items() if name != "samples"},
-        samples=ours["parts"]["samples"],
+        ledger=round(a_parameter(ours, "ledger"), 3),
+        parts_mib={name: value >> 20 for name, value in ours["parts"].items()},
+        deepspeed_parts_mib={name: value >> 20 for name, value in theirs["parts"].items()},
+        samples=ours["samples"],
     )
+    shared = ours["parts"]["shared"]
+    bench.require(shared <= ours["ledger"], f"{shared} bytes are shared: more than in the ledger")
     values = [[a_parameter(found)] * 2 for found in (ours, theirs)]
     bench.compare(
         "peak of a step",

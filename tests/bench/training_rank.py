@@ -6,6 +6,7 @@ stdout; between them the process sleeps in a read.
 
   {"do": "steps", "count": N}  N training steps -> {"seconds": S, "losses": [...]}
   {"do": "build"}              model, framework and optimizer states -> {"parameters": P}
+  {"do": "ledger"}             what the engine says its job uses -> {"bytes": B}
   {"do": "warm"}               trains one layer of the model and forgets it: libraries and threads are there -> {}
 """
 
@@ -66,6 +67,9 @@ class Zeroshard:
         self.engine.step()
         return loss.item()
 
+    def ledger(self):
+        return sum(int(line["bytes"]) for line in self.engine.ledger)
+
     def close(self):
         self.engine.destroy()
         del self.engine
@@ -93,10 +97,10 @@ class DeepSpeed:
         config = ds_config(self.arguments)
         config["zero_optimization"].update(
             offload_optimizer={"device": "cpu"},
+            reduce_bucket_size=min(self.arguments.bucket, int(5e7)),  # faster than the default
             contiguous_gradients=True,
             overlap_comm=False,
             reduce_scatter=True,
-            allgather_bucket_size=int(5e8),
         )
         config["optimizer"]["params"]["torch_adam"] = False
         self.engine, *_ = self.deepspeed.initialize(model=model, config=config)
@@ -211,6 +215,9 @@ class Rank:
         self.side.close()
         gc.collect()
         return {}
+
+    def ledger(self):
+        return {"bytes": self.side.ledger()}
 
     def steps(self, count):
         batches = [self.batch(self.done + i) for i in range(count)]

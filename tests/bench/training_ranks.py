@@ -98,5 +98,9 @@ class Ranks:
         self.log.seek(0)
         sys.stderr.write(self.log.read()[-8000:])
         for process in self.processes:
-            process.kill()
-        raise SystemExit(f"{self.side}: a rank ended during {do!r}")
+            try:
+                process.wait(5)  # the one that ended shows its status
+            except subprocess.TimeoutExpired:
+                process.kill()
+        statuses = [process.wait() for process in self.processes]
+        raise SystemExit(f"{self.side}: a rank ended during {do!r}; statuses {statuses}")
