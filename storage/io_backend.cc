@@ -51,13 +51,16 @@ absl::Status Transfers(IoQueue& queue, int fd, AlignedBuffer& memory, const Dead
 }
 
 absl::Status Probe(IoBackend backend, const std::string& directory, absl::Duration timeout) {
-  ZS_ASSIGN_OR_RETURN(const ScratchFile file, OpenScratchFile(directory));
+  ZS_ASSIGN_OR_RETURN(ScratchFile file, OpenScratchFile(directory));
   ZS_ASSIGN_OR_RETURN(AlignedBuffer memory, AlignedBuffer::Make(2 * kProbeBytes));
   ZS_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue,
                       MakeIoQueue(backend, {.depth = 4, .threads = 1}));
   absl::Status status = Transfers(*queue, file.fd.get(), memory, Deadline::After(timeout));
   const std::vector<uint64_t> held = queue->Close(Deadline::After(absl::Seconds(5)));
-  if (!held.empty()) std::move(memory).Abandon();
+  if (!held.empty()) {
+    std::move(memory).Abandon();
+    (void)file.fd.release();  // as the memory, the drive may still use it
+  }
   return status;
 }
 

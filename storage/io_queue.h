@@ -80,7 +80,8 @@ class IoQueue {
   // Ends the queue within a time: cancels what can be cancelled, waits until nothing is in flight
   // or `deadline` passes, drops what was not reported. Returns the tags of the transfers that the
   // kernel still holds. Their memory may be read or written at any later time, also after the
-  // queue is destroyed: never free or use it again in this process. Empty when called again.
+  // queue is destroyed: never free or use it again in this process, nor close their descriptors.
+  // Empty when called again.
   [[nodiscard]] virtual std::vector<uint64_t> Close(const Deadline& deadline) = 0;
 
   // How many transfers may be in flight.

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <deque>
 #include <optional>
@@ -39,13 +40,14 @@ int64_t CallOnce(const TransferProgress& progress) {
   return result < 0 ? -errno : result;
 }
 
-absl::Status Run(const IoTransfer& transfer) {
+absl::Status Run(const IoTransfer& transfer, const std::atomic<bool>& stopping) {
   TransferProgress progress(transfer);
-  while (true) {
+  while (!stopping.load()) {
     if (const auto status = progress.Advance(CallOnce(progress)); status.has_value()) {
       return *status;
     }
   }
+  return absl::CancelledError();
 }
 
 // What the queue and its threads share; outlives the queue while a thread is stuck.
@@ -63,10 +65,10 @@ class Exchange {
     return std::erase_if(jobs_, [slot](const Job& job) { return job.slot == slot; }) > 0;
   }
 
-  // Ends the threads once they have nothing in hand; jobs that were not begun are not.
+  // Ends the threads once the call they are in returns; jobs that were not begun are not.
   void Stop() {
     absl::MutexLock lock(&mu_);
-    stopping_ = true;
+    stopping_.store(true);
     work_.SignalAll();
   }
 
@@ -89,12 +91,12 @@ class Exchange {
   void Serve() {
     absl::MutexLock lock(&mu_);
     while (true) {
-      while (jobs_.empty() && !stopping_) work_.Wait(&mu_);
-      if (stopping_) return;
+      while (jobs_.empty() && !stopping_.load()) work_.Wait(&mu_);
+      if (stopping_.load()) return;
       const Job job = jobs_.front();
       jobs_.pop_front();
       mu_.Unlock();
-      absl::Status status = Run(job.transfer);
+      absl::Status status = Run(job.transfer, stopping_);
       mu_.Lock();
       results_.push_back({job.slot, std::move(status)});
       done_.Signal();
@@ -112,7 +114,7 @@ class Exchange {
   absl::CondVar done_;
   std::deque<Job> jobs_ ABSL_GUARDED_BY(mu_);
   std::vector<Result> results_ ABSL_GUARDED_BY(mu_);
-  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
+  std::atomic<bool> stopping_{false};  // set under mu_
 };
 
 class IoThreadQueue final : public IoQueue {

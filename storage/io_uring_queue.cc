@@ -146,7 +146,7 @@ absl::Status IoUringQueue::Submit(const IoTransfer& transfer) {
 std::vector<IoCompletion> IoUringQueue::Wait(size_t min, const Deadline& deadline) {
   if (!open_) return {};
   const size_t want = std::min(min, table_.completions() + table_.unreported());
-  if (!broken_) Poll();
+  if (!broken_ && (want == 0 || deadline.Passed())) Poll();
   Reap();
   CancelLate();
   while (table_.completions() < want && !deadline.Passed()) {

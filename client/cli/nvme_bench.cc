@@ -135,9 +135,11 @@ class Bench {
     return MakeIoQueue(backend_, {.depth = depth, .threads = std::min<size_t>(depth, 16)});
   }
 
-  // Ends a queue; memory that the drive still holds is given up.
+  // Ends a queue; memory and file are given up when the drive still holds them.
   void End(IoQueue& queue) {
-    if (!queue.Close(Deadline::After(absl::Seconds(5))).empty()) std::move(*memory_).Abandon();
+    if (queue.Close(Deadline::After(absl::Seconds(5))).empty()) return;
+    std::move(*memory_).Abandon();
+    (void)file_.fd.release();
   }
 
   const NvmeBenchOptions options_;
