@@ -207,12 +207,12 @@ absl::StatusOr<ChunkShape> ChunkShape::Create(std::span<const ChunkArray> arrays
     return absl::InvalidArgumentError(
         absl::StrCat("a chunk of ", arrays.size(), " arrays; 1 to ", kMaxImageArrays));
   }
-  constexpr uint64_t max_payload = uint64_t{kMaxImagePieces} * kImagePieceBytes;
+  constexpr uint64_t kMaxPayload = uint64_t{kMaxImagePieces} * kImagePieceBytes;
   ChunkShape shape;
   uint64_t end = kImageHeaderBytes;
   for (const ChunkArray& array : arrays) {
     if (array.bytes == 0 || array.element_bytes == 0 || array.bytes % array.element_bytes != 0 ||
-        array.bytes > max_payload) {
+        array.bytes > kMaxPayload) {
       return absl::InvalidArgumentError(absl::StrCat(
           "a chunk array of ", array.bytes, " bytes with elements of ", array.element_bytes));
     }
@@ -222,9 +222,9 @@ absl::StatusOr<ChunkShape> ChunkShape::Create(std::span<const ChunkArray> arrays
   }
   shape.payload_bytes_ = end - kImageHeaderBytes;
   shape.image_bytes_ = RoundUpTo(end, kImageAlignment);
-  if (shape.image_bytes_ - kImageHeaderBytes > max_payload) {
+  if (shape.image_bytes_ - kImageHeaderBytes > kMaxPayload) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a chunk of ", shape.payload_bytes_, " bytes; at most ", max_payload, " fit"));
+        absl::StrCat("a chunk of ", shape.payload_bytes_, " bytes; at most ", kMaxPayload, " fit"));
   }
   return shape;
 }

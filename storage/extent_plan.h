@@ -19,9 +19,8 @@
 
 namespace zeroshard {
 
-// The superblock and the drain block come before the first slot.
-inline constexpr uint64_t kExtentDrainOffset = 4096;
-inline constexpr uint64_t kExtentFirstSlot = 8192;
+// The superblock comes before the first slot.
+inline constexpr uint64_t kExtentFirstSlot = 4096;
 inline constexpr uint32_t kMaxExtentPaths = 64;
 inline constexpr uint64_t kMaxPathWeight = uint64_t{1} << 48;
 inline constexpr uint32_t kMaxSlotChunks = 1u << 30;

@@ -43,10 +43,10 @@ Input RandomInput(uint64_t seed) {
 TEST(ExtentPlanTest, TheExampleOfTheFormatPage) {
   const ExtentPlan plan = Plan({12288}, {1}, 1);
   ASSERT_EQ(plan.slots(), 3u);
-  EXPECT_EQ(plan.slot(0), (SlotPlace{0, 8192, 12288}));
-  EXPECT_EQ(plan.slot(1), (SlotPlace{0, 20480, 12288}));
-  EXPECT_EQ(plan.slot(2), (SlotPlace{0, 32768, 12288}));
-  EXPECT_EQ(plan.file_bytes(0), 45056u);
+  EXPECT_EQ(plan.slot(0), (SlotPlace{0, 4096, 12288}));
+  EXPECT_EQ(plan.slot(1), (SlotPlace{0, 16384, 12288}));
+  EXPECT_EQ(plan.slot(2), (SlotPlace{0, 28672, 12288}));
+  EXPECT_EQ(plan.file_bytes(0), 40960u);
   EXPECT_EQ(plan.step_bytes(0), 12288u);
 }
 
@@ -135,10 +135,10 @@ TEST(ExtentPlanTest, TheUnitOfTheWeightsDoesNotMatter) {
 TEST(ExtentPlanTest, PlansAreStable) {
   const std::vector<uint64_t> images = {8192, 4096, 0, 12288, 8192};
   const ExtentPlan plan = Plan(images, {2, 1}, 1);
-  const std::vector<SlotPlace> expected = {{0, 8192, 8192},   {0, 16384, 8192},  {1, 8192, 4096},
-                                           {1, 12288, 4096},  {0, 24576, 0},     {0, 24576, 0},
-                                           {0, 24576, 12288}, {0, 36864, 12288}, {1, 16384, 8192},
-                                           {1, 24576, 8192},  {0, 49152, 12288}, {1, 32768, 12288}};
+  const std::vector<SlotPlace> expected = {{0, 4096, 8192},   {0, 12288, 8192},  {1, 4096, 4096},
+                                           {1, 8192, 4096},   {0, 20480, 0},     {0, 20480, 0},
+                                           {0, 20480, 12288}, {0, 32768, 12288}, {1, 12288, 8192},
+                                           {1, 20480, 8192},  {0, 45056, 12288}, {1, 28672, 12288}};
   ASSERT_EQ(plan.slots(), expected.size());
   for (uint32_t s = 0; s < plan.slots(); ++s) {
     EXPECT_EQ(plan.slot(s).path, expected[s].path) << s;
