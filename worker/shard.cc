@@ -13,6 +13,7 @@
 #include "storage/shard_format.h"
 #include "worker/optim/kernels.h"
 #include "worker/optim/random_key.h"
+#include "worker/step_input.h"
 
 namespace zeroshard {
 namespace {
@@ -23,21 +24,6 @@ constexpr uint64_t kStreamedUnitBytes = uint64_t{64} << 20;
 // Micro-step number of the apply pass's tag: above every real one.
 constexpr uint32_t kApplyMicroStep = kMaxMicroSteps;
 
-OptimizerKind KindOf(const model::v1::EngineConfig& config) {
-  switch (config.optimizer()) {
-    case model::v1::OPTIMIZER_ADAM:
-      return OptimizerKind::kAdam;
-    case model::v1::OPTIMIZER_SGD:
-      return config.state_slots_size() > 0 ? OptimizerKind::kSgdMomentum : OptimizerKind::kSgd;
-    case model::v1::OPTIMIZER_ADAGRAD:
-      return OptimizerKind::kAdagrad;
-    case model::v1::OPTIMIZER_LION:
-      return OptimizerKind::kLion;
-    default:
-      return OptimizerKind::kAdamW;
-  }
-}
-
 }  // namespace
 
 absl::StatusOr<Shard> Shard::Open(JobMemory& memory, ThreadPool& pool) {
@@ -46,6 +32,9 @@ absl::StatusOr<Shard> Shard::Open(JobMemory& memory, ThreadPool& pool) {
       AccumulatorSpace accumulators,
       AccumulatorSpace::Open(memory.layout(), memory.plan(), memory.partition(), dtype));
   Shard shard(memory, pool, accumulators);
+  if (memory.config().optimizer() != model::v1::OPTIMIZER_NONE) {
+    ZS_ASSIGN_OR_RETURN(shard.kind_, OptimizerKindOf(memory.config()));
+  }
   for (uint32_t unit = 0; unit < memory.layout().units().size(); ++unit) {
     const bool has_optimizer = memory.plan().unit(unit).has_optimizer;
     shard.states_.push_back(has_optimizer ? MakeUnitState(memory, unit) : UnitState());
@@ -202,13 +191,13 @@ void Shard::Apply(const ApplyJob& job) const {
   for (uint32_t u = 0; u < updates.size(); ++u) {
     if (!plan.unit(u).has_optimizer) continue;
     UnitUpdate& update = updates[u];
-    update.segments = SegmentsOf(layout, u, KindOf(memory_->config()), states_[u], job);
+    update.segments = SegmentsOf(layout, u, kind_, states_[u], job);
     UpdatePass pass;
     pass.arrays = states_[u].arrays;
     pass.arrays.grad = accumulators_.data(u);
     pass.arrays.grad_dtype = accumulators_.dtype();
     pass.random_key = RandomKey(memory_->config().rounding_seed(), job.step, u);
-    pass.kind = KindOf(memory_->config());
+    pass.kind = kind_;
     pass.segments = update.segments;
     pass.args = absl::MakeConstSpan(job.args.data(), job.args.size());
     pass.grad_scale = job.grad_scale;

@@ -173,7 +173,8 @@ class Shard {
   JobMemory* memory_;
   ThreadPool* pool_;
   AccumulatorSpace accumulators_;
-  std::vector<UnitState> states_;  // by unit; empty where there is no optimizer
+  OptimizerKind kind_ = OptimizerKind::kAdamW;  // of a job that has one
+  std::vector<UnitState> states_;               // by unit; empty where there is no optimizer
 };
 
 // The elements [begin, end) of `unit` that belong to its parameters at the positions set in
