@@ -275,6 +275,8 @@ bool RankPort::Poll() {
   if (hello_.has_value()) return progress;
   Refresh();
   while (PostQueued()) progress = true;
+  if (ring_) context_.RingAll();
+  ring_ = false;
   while (PostPut()) progress = true;
   auto complete = [&](const Posted& posted) {
     if (!IsComplete(posted)) return false;

@@ -110,6 +110,7 @@ class RankPort {
   std::deque<Request> puts_;
   std::vector<Posted> posted_;
   bool wake_ = false;  // the page changed since the last wake-up
+  bool ring_ = false;  // contributions were posted since the doorbells rang last
 };
 
 }  // namespace zeroshard

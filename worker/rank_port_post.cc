@@ -209,7 +209,7 @@ bool RankPort::PostScatter(const Request& request, uint64_t attempt) {
     ZS_FAULT_POINT("worker.scatter.after_post");
     context_.counters().scatter_elements += unit.data_elements;
     context_.MarkDirty(scatter.unit());
-    context_.RingAll();
+    ring_ = true;
   }
   posted_.push_back({request.id(), Posted::Kind::kScatter, {scatter.unit()}, tag, context_.now()});
   return true;
