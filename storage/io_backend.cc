@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -50,12 +51,12 @@ absl::Status Transfers(IoQueue& queue, int fd, AlignedBuffer& memory, const Dead
   return absl::OkStatus();
 }
 
-absl::Status Probe(IoBackend backend, const std::string& directory, absl::Duration timeout) {
+absl::Status Probe(IoBackend backend, const std::string& directory, const IoProbeOptions& options) {
   ZS_ASSIGN_OR_RETURN(ScratchFile file, OpenScratchFile(directory));
   ZS_ASSIGN_OR_RETURN(AlignedBuffer memory, AlignedBuffer::Make(2 * kProbeBytes));
   ZS_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> queue,
-                      MakeIoQueue(backend, {.depth = 4, .threads = 1}));
-  absl::Status status = Transfers(*queue, file.fd.get(), memory, Deadline::After(timeout));
+                      MakeIoQueue(backend, {.depth = options.depth, .threads = 1}));
+  absl::Status status = Transfers(*queue, file.fd.get(), memory, Deadline::After(options.timeout));
   const std::vector<uint64_t> held = queue->Close(Deadline::After(absl::Seconds(5)));
   if (!held.empty()) {
     std::move(memory).Abandon();
@@ -68,6 +69,13 @@ std::string Explain(const absl::Status& status) {
   std::string text(status.message());
   if (ErrnoOf(status) == EPERM) {
     text += "; a seccomp filter (containers) or the sysctl kernel.io_uring_disabled forbids it";
+  }
+  rlimit limit = {};
+  if (ErrnoOf(status) == ENOMEM && ::getrlimit(RLIMIT_MEMLOCK, &limit) == 0) {
+    absl::StrAppend(&text,
+                    "; rings count as locked memory, of which all processes of this user "
+                    "together may have ",
+                    limit.rlim_cur, " bytes (RLIMIT_MEMLOCK)");
   }
   return text;
 }
@@ -104,7 +112,7 @@ absl::StatusOr<std::unique_ptr<IoQueue>> MakeIoQueue(IoBackend backend,
 }
 
 absl::StatusOr<IoBackendChoice> ChooseIoBackend(IoBackend wanted, const std::string& directory,
-                                                absl::Duration timeout) {
+                                                const IoProbeOptions& options) {
   IoBackendChoice choice;
   {
     ZS_ASSIGN_OR_RETURN(const ScratchFile file, OpenScratchFile(directory));
@@ -115,7 +123,7 @@ absl::StatusOr<IoBackendChoice> ChooseIoBackend(IoBackend wanted, const std::str
                    choice.direct ? "" : " (O_DIRECT is refused there)", " succeed");
   absl::Status uring;
   if (wanted != IoBackend::kThreads) {
-    uring = Probe(IoBackend::kUring, directory, timeout);
+    uring = Probe(IoBackend::kUring, directory, options);
     if (uring.ok()) {
       choice.backend = IoBackend::kUring;
       choice.reason = absl::StrCat("io_uring: ", passed);
@@ -126,7 +134,7 @@ absl::StatusOr<IoBackendChoice> ChooseIoBackend(IoBackend wanted, const std::str
           absl::StrCat("io.backend is uring, but io_uring does not work: ", Explain(uring)));
     }
   }
-  ZS_RETURN_IF_ERROR(Probe(IoBackend::kThreads, directory, timeout));
+  ZS_RETURN_IF_ERROR(Probe(IoBackend::kThreads, directory, options));
   choice.backend = IoBackend::kThreads;
   choice.reason = wanted == IoBackend::kThreads
                       ? absl::StrCat("threads, as io.backend says: ", passed)

@@ -39,6 +39,11 @@ struct IoQueueOptions {
 absl::StatusOr<std::unique_ptr<IoQueue>> MakeIoQueue(IoBackend backend,
                                                      const IoQueueOptions& options);
 
+struct IoProbeOptions {
+  size_t depth = 32;  // of the queues to be made later: rings may count as locked memory
+  absl::Duration timeout = absl::Seconds(30);
+};
+
 struct IoBackendChoice {
   IoBackend backend = IoBackend::kThreads;  // never kAuto
   bool direct = false;                      // the file system takes O_DIRECT
@@ -49,7 +54,7 @@ struct IoBackendChoice {
 // `wanted` alone, or for kAuto io_uring and then threads. An error when none does: that of the
 // path, if threads fail too; FailedPrecondition when io_uring is required and does not work.
 absl::StatusOr<IoBackendChoice> ChooseIoBackend(IoBackend wanted, const std::string& directory,
-                                                absl::Duration timeout = absl::Seconds(30));
+                                                const IoProbeOptions& options = {});
 
 struct ScratchFile {
   UniqueFd fd;

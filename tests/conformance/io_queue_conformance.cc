@@ -332,9 +332,9 @@ void TestCloseNamesWhatIsHeld(const IoQueueCase& test) {
   EXPECT_TRUE(queue->Close(Soon()).empty());
   queue.reset();  // returns though the read has not
   // Its memory and its descriptor stay as they are until the process ends.
-  static std::vector<std::unique_ptr<StalledRead>> kept;
+  static auto* const kept = new std::vector<std::unique_ptr<StalledRead>>;
   stall->Release();
-  kept.push_back(std::move(stall));
+  kept->push_back(std::move(stall));
 }
 
 void TestNothingLeaks(const IoQueueCase& test) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -19,6 +20,8 @@ struct IoQueueCase {
   // A read that does not complete by itself; null when this process may not have one.
   std::function<std::unique_ptr<StalledRead>()> stall;
   bool cancels = false;  // such a read ends when it is cancelled
+
+  friend void PrintTo(const IoQueueCase& test, std::ostream* out) { *out << test.name; }
 };
 
 // Sizes from one sector to 16 MiB, odd multiples of 4 KiB among them, where the file takes

@@ -16,11 +16,14 @@ namespace {
 
 bool OwnMounts() {
   const uid_t user = ::geteuid();
+  const gid_t group = ::getegid();
   if (user == 0) {
     if (::unshare(CLONE_NEWNS) != 0) return false;
   } else {
     if (::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
+    std::ofstream("/proc/self/setgroups") << "deny";
     std::ofstream("/proc/self/uid_map") << "0 " << user << " 1";
+    std::ofstream("/proc/self/gid_map") << "0 " << group << " 1";
   }
   return ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0;
 }

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -21,6 +22,8 @@
 namespace zeroshard {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -84,6 +87,21 @@ TEST(IoBackend, FallsBackToThreadsWhereTransfersAreForbidden) {
     EXPECT_THAT(text, StartsWith("threads|threads, because io_uring does not work: "));
     EXPECT_THAT(text, HasSubstr("io_uring_enter the I/O queue: "));
   }
+}
+
+// Kernels differ in whether rings count as locked memory; where they do, threads need none.
+TEST(IoBackend, FallsBackToThreadsWithoutLockedMemory) {
+  if (!UringWorks()) GTEST_SKIP() << "io_uring is forbidden here";
+  const std::string text = RunWithDeniedCalls({}, 0, []() -> std::string {
+    const rlimit none = {0, 0};
+    if (::setrlimit(RLIMIT_MEMLOCK, &none) != 0) return "setrlimit";
+    // Root is not held to the limit.
+    if (::geteuid() == 0 && ::setresuid(65534, 65534, 65534) != 0) return "setresuid";
+    return Describe(IoBackend::kAuto, "/tmp");
+  });
+  EXPECT_THAT(text, AnyOf(StartsWith("uring|"),
+                          AllOf(StartsWith("threads|threads, because io_uring does not work: "),
+                                HasSubstr("may have 0 bytes (RLIMIT_MEMLOCK)"))));
 }
 
 TEST(IoBackend, SaysWhereODirectIsRefused) {

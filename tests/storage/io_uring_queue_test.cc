@@ -51,11 +51,11 @@ TEST_F(IoUringQueueTest, TransfersInsideAndOutsideOfRegisteredBuffers) {
 
 TEST_F(IoUringQueueTest, DoesWithoutBuffersThatMayNotBeLocked) {
   const std::string text = RunWithDeniedCalls({}, 0, []() -> std::string {
-    const rlimit limit = {1 << 16, 1 << 16};
+    const rlimit limit = {8 << 20, 8 << 20};
     if (::setrlimit(RLIMIT_MEMLOCK, &limit) != 0) return "setrlimit";
     // Root is not held to the limit.
     if (::geteuid() == 0 && ::setresuid(65534, 65534, 65534) != 0) return "setresuid";
-    const AlignedBuffer memory = Buffer(8 << 20);
+    const AlignedBuffer memory = Buffer(64 << 20);
     const auto queue = MakeIoUringQueue({.depth = 4, .buffers = {memory.bytes()}});
     if (!queue.ok()) return queue.status().ToString();
     const UniqueFd file(::memfd_create("target", MFD_CLOEXEC));
@@ -63,7 +63,7 @@ TEST_F(IoUringQueueTest, DoesWithoutBuffersThatMayNotBeLocked) {
     return written.ok() ? (*queue)->description() : written.ToString();
   });
   EXPECT_THAT(text, HasSubstr("no buffers registered (io_uring_register buffers: "));
-  EXPECT_THAT(text, HasSubstr("they need 8388608 bytes of locked memory, the limit is 65536"));
+  EXPECT_THAT(text, HasSubstr("they need 67108864 bytes of locked memory, the limit is 8388608"));
 }
 
 TEST_F(IoUringQueueTest, DoesWithoutBuffersWhereRegistrationIsForbidden) {
