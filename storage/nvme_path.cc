@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,32 +24,6 @@ namespace {
 
 constexpr const char kDirectory[] = "zeroshard";
 constexpr const char kLock[] = "lock";
-constexpr uint64_t kFuse = 0x65735546;
-
-struct Filesystem {
-  uint64_t magic;
-  const char* name;
-  bool network;
-};
-
-// linux/magic.h has only some of them; the others are from the file systems' sources.
-constexpr Filesystem kFilesystems[] = {
-    {0xef53, "ext4", false},        {0x58465342, "xfs", false},   {0x9123683e, "btrfs", false},
-    {0xf2f52010, "f2fs", false},    {0x2fc12fc1, "zfs", false},   {0xca451a4e, "bcachefs", false},
-    {0x01021994, "tmpfs", false},   {0x858458f6, "ramfs", false}, {0x794c7630, "overlay", false},
-    {0x6969, "NFS", true},          {0xff534d42, "CIFS", true},   {0xfe534d42, "SMB", true},
-    {0x517b, "SMB", true},          {kFuse, "FUSE", true},        {0x01021997, "9p", true},
-    {0x00c36400, "Ceph", true},     {0x0bd00bd0, "Lustre", true}, {0x47504653, "GPFS", true},
-    {0x5346414f, "AFS", true},      {0x6b414653, "AFS", true},    {0x73757245, "Coda", true},
-    {0x7461636f, "OCFS2", true},    {0x01161970, "GFS2", true},   {0x19830326, "BeeGFS", true},
-    {0x20030528, "OrangeFS", true}, {0x786f4256, "vboxsf", true},
-};
-
-const Filesystem* FindFilesystem(uint64_t magic) {
-  const auto* found = std::find_if(std::begin(kFilesystems), std::end(kFilesystems),
-                                   [&](const Filesystem& f) { return f.magic == magic; });
-  return found == std::end(kFilesystems) ? nullptr : found;
-}
 
 absl::Status Refused(const std::string& path, std::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat("nvme_path \"", path, "\" ", Abs(why)));
@@ -104,7 +77,7 @@ absl::Status WriteAndReadBack(int fd, const std::string& name) {
 }
 
 // Whether O_DIRECT works; an error when nothing works.
-absl::StatusOr<bool> Probe(const NvmePath& path, uint64_t magic) {
+absl::StatusOr<bool> Probe(const NvmePath& path, const FileSystemKind& kind) {
   ZS_ASSIGN_OR_RETURN(TemporaryFile file,
                       TemporaryFile::Create(path.directory.get(), "probe", Existing::kReplace));
   const std::string name = DescribeFd(file.fd());
@@ -115,7 +88,8 @@ absl::StatusOr<bool> Probe(const NvmePath& path, uint64_t magic) {
                    Std(absl::StrCat("wants transfers aligned to ", alignment, " bytes; at most ",
                                     kImageAlignment, " are supported")));
   }
-  if (alignment == 0 || IsMemoryFilesystem(magic)) return false;
+  // Memory takes O_DIRECT without meaning it.
+  if (alignment == 0 || kind.place == FileSystemPlace::kMemory) return false;
   const int flags = ::fcntl(file.fd(), F_GETFL);
   if (::fcntl(file.fd(), F_SETFL, flags | O_DIRECT) != 0) return false;
   const absl::Status direct = WriteAndReadBack(file.fd(), name);
@@ -141,43 +115,29 @@ absl::Status CheckPath(const std::string& path) {
 
 }  // namespace
 
-std::string FilesystemName(uint64_t magic) {
-  const Filesystem* found = FindFilesystem(magic);
-  return found != nullptr ? found->name : absl::StrCat("0x", absl::Hex(magic));
-}
-
-bool IsNetworkFilesystem(uint64_t magic) {
-  const Filesystem* found = FindFilesystem(magic);
-  return found != nullptr && found->network;
-}
-
-bool IsMemoryFilesystem(uint64_t magic) {
-  const std::string name = FilesystemName(magic);
-  return name == "tmpfs" || name == "ramfs";
+absl::StatusOr<std::string> JudgeFileSystem(const std::string& path, const FileSystemKind& kind,
+                                            const NvmePathOptions& options) {
+  if (kind.place != FileSystemPlace::kNetwork) return std::string();
+  const std::string what =
+      absl::StrCat("is on ", kind.name,
+                   ", a network file system: its speed is not a drive's, and it may acknowledge "
+                   "writes that a crash loses");
+  if (options.allow_network_path) return absl::StrCat("nvme_path \"", path, "\" ", what);
+  return Refused(path, Std(absl::StrCat(what, "; allow_network_path: true takes it anyway")));
 }
 
 absl::StatusOr<NvmePath> AdmitNvmePath(const std::string& path, const NvmePathOptions& options) {
   ZS_RETURN_IF_ERROR(CheckPath(path));
-  struct statfs volume = {};
-  if (::statfs(path.c_str(), &volume) != 0) return ErrnoError(errno, "nvme_path", path);
-  const auto magic = static_cast<uint32_t>(volume.f_type);
+  ZS_ASSIGN_OR_RETURN(const FileSystemKind kind, FileSystemKindAt(path));
   NvmePath admitted;
   admitted.path = path;
-  admitted.filesystem = FilesystemName(magic);
-  if (IsNetworkFilesystem(magic)) {
-    const std::string what =
-        absl::StrCat("is on ", admitted.filesystem,
-                     ", a network file system: its speed is not a drive's, and it may acknowledge "
-                     "writes that a crash loses");
-    if (!options.allow_network_path) {
-      return Refused(path, Std(absl::StrCat(what, "; allow_network_path: true takes it anyway")));
-    }
-    admitted.warnings.push_back(absl::StrCat("nvme_path \"", path, "\" ", what));
-  }
+  admitted.filesystem = kind.name;
+  ZS_ASSIGN_OR_RETURN(const std::string warning, JudgeFileSystem(path, kind, options));
+  if (!warning.empty()) admitted.warnings.push_back(warning);
   auto directory = OpenOwnDirectory(path);
   if (!directory.ok()) return PathError(path, directory.status());
   admitted.directory = *std::move(directory);
-  auto direct = Probe(admitted, magic);
+  auto direct = Probe(admitted, kind);
   if (!direct.ok()) return PathError(path, direct.status());
   admitted.direct = *direct;
   if (!admitted.direct) {

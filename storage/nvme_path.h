@@ -11,12 +11,12 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
+#include "storage/file_system_kind.h"
 
 namespace zeroshard {
 
@@ -42,12 +42,10 @@ absl::StatusOr<NvmePath> AdmitNvmePath(const std::string& path, const NvmePathOp
 // when another one holds it.
 absl::StatusOr<UniqueFd> LockNvmePath(const NvmePath& path);
 
-// The name of a file system by the magic number of statfs(2).
-std::string FilesystemName(uint64_t magic);
-// Whether it is a network file system, or one that cannot tell.
-bool IsNetworkFilesystem(uint64_t magic);
-// Whether it is memory, which takes O_DIRECT without meaning it.
-bool IsMemoryFilesystem(uint64_t magic);
+// What to warn of for a path on such a file system, or nothing; InvalidArgument for a network one
+// that is not allowed. Part of AdmitNvmePath.
+absl::StatusOr<std::string> JudgeFileSystem(const std::string& path, const FileSystemKind& kind,
+                                            const NvmePathOptions& options);
 
 // Zeroed memory aligned for O_DIRECT.
 class DirectBuffer {

@@ -1,5 +1,6 @@
 #include "storage/nvme_path.h"
 
+#include <sys/mount.h>
 #include <sys/stat.h>
 
 #include <filesystem>
@@ -8,6 +9,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/conformance/small_file_system.h"
 #include "tests/storage/nvme_fixture.h"
 #include "tests/storage/temp_dir.h"
 
@@ -75,42 +77,44 @@ TEST(NvmePathTest, ALinkInPlaceOfOurDirectoryIsRefused) {
   EXPECT_EQ(other.Count(), 0u);
 }
 
-TEST(NvmePathTest, ReadOnlyAndFullFileSystemsAreRefused) {
-  const TempDir dir;
-  std::filesystem::create_directory(dir.Path("ro"));
-  std::filesystem::create_directory(dir.Path("full"));
-  if (!MountTmpfs(dir.Path("ro"), "size=1m", MS_RDONLY) ||
-      !MountTmpfs(dir.Path("full"), "size=64k", 0)) {
-    GTEST_SKIP() << "mounting is forbidden here";
-  }
-  const absl::Status read_only = Refusal(dir.Path("ro"));
-  EXPECT_EQ(read_only.code(), absl::StatusCode::kFailedPrecondition) << read_only;
-  EXPECT_THAT(std::string(read_only.message()), HasSubstr("is on a read-only file system"));
-  dir.Write("full/user-data", std::string(64 * 1024, 'x'));
-  const absl::Status full = Refusal(dir.Path("full"));
-  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
-  EXPECT_THAT(std::string(full.message()), HasSubstr(dir.Path("full")));
-  EXPECT_EQ(dir.Read("full/user-data").size(), 64u * 1024);
-  ::umount(dir.Path("ro").c_str());
-  ::umount(dir.Path("full").c_str());
+TEST(NvmePathTest, AFullFileSystemIsRefused) {
+  const int result = RunOnSmallFileSystem([](const std::string& directory) {
+    std::ofstream(directory + "/data") << std::string(2 << 20, 'x');
+    const absl::Status full = Refusal(directory);
+    EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
+    EXPECT_THAT(std::string(full.message()), HasSubstr(directory));
+    EXPECT_GT(std::filesystem::file_size(directory + "/data"), 1000000u);
+    return !::testing::Test::HasFailure();
+  });
+  if (result == kNotAllowed) GTEST_SKIP() << "this process may not mount file systems";
+  EXPECT_EQ(result, 0);
 }
 
-TEST(NvmePathTest, NetworkFileSystemsAreKnownByTheirNumbers) {
-  for (const auto& [magic, name] :
-       std::initializer_list<std::pair<uint64_t, const char*>>{{0x6969, "NFS"},
-                                                               {0xff534d42, "CIFS"},
-                                                               {0xfe534d42, "SMB"},
-                                                               {0x65735546, "FUSE"},
-                                                               {0x01021997, "9p"},
-                                                               {0x00c36400, "Ceph"},
-                                                               {0x0bd00bd0, "Lustre"}}) {
-    EXPECT_EQ(FilesystemName(magic), name);
-    EXPECT_TRUE(IsNetworkFilesystem(magic)) << name;
+TEST(NvmePathTest, AReadOnlyFileSystemIsRefused) {
+  const int result = RunOnSmallFileSystem([](const std::string& directory) {
+    EXPECT_EQ(::mount(nullptr, directory.c_str(), nullptr, MS_REMOUNT | MS_RDONLY, nullptr), 0);
+    const absl::Status read_only = Refusal(directory);
+    EXPECT_EQ(read_only.code(), absl::StatusCode::kFailedPrecondition) << read_only;
+    EXPECT_THAT(std::string(read_only.message()), HasSubstr("is on a read-only file system"));
+    return !::testing::Test::HasFailure();
+  });
+  if (result == kNotAllowed) GTEST_SKIP() << "this process may not mount file systems";
+  EXPECT_EQ(result, 0);
+}
+
+TEST(NvmePathTest, ANetworkFileSystemIsRefusedUnlessItIsAllowed) {
+  const FileSystemKind nfs{FileSystemPlace::kNetwork, "nfs"};
+  const absl::StatusOr<std::string> refused = JudgeFileSystem("/data", nfs, {});
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.status().message()),
+              HasSubstr("nvme_path \"/data\" is on nfs, a network file system: "));
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("allow_network_path: true"));
+  const auto allowed = JudgeFileSystem("/data", nfs, {.allow_network_path = true});
+  ASSERT_TRUE(allowed.ok()) << allowed.status();
+  EXPECT_THAT(*allowed, HasSubstr("\"/data\" is on nfs, a network file system"));
+  for (FileSystemPlace place : {FileSystemPlace::kLocal, FileSystemPlace::kMemory}) {
+    EXPECT_EQ(*JudgeFileSystem("/data", {place, "x"}, {}), "");
   }
-  for (uint64_t magic : {0xef53u, 0x58465342u, 0x9123683eu, 0x01021994u, 0x794c7630u, 0x1234u}) {
-    EXPECT_FALSE(IsNetworkFilesystem(magic)) << FilesystemName(magic);
-  }
-  EXPECT_EQ(FilesystemName(0x1234), "0x1234");
 }
 
 TEST(NvmePathTest, OneDaemonUsesAPath) {

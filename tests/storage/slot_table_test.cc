@@ -16,9 +16,12 @@ using ::testing::HasSubstr;
 constexpr SlotTableShape kShape{
     .chunks = 2, .slots = 6, .job_id = 1, .layout_fingerprint = 2, .plan_fingerprint = 3};
 
-struct alignas(64) Memory {
-  std::byte bytes[1024] = {};
-  std::span<std::byte> span() { return bytes; }
+struct Memory {
+  struct alignas(64) Line {
+    std::byte bytes[64] = {};
+  };
+  std::span<std::byte> span() { return {lines[0].bytes, lines.size() * 64}; }
+  std::vector<Line> lines = std::vector<Line>(16);
 };
 
 SlotTable Format(Memory& memory, uint64_t committed = 0) {
@@ -229,7 +232,7 @@ TEST(SlotTableTest, ATableOfAnotherShapeIsNotAdopted) {
   EXPECT_THAT(message([](auto& s) { s.plan_fingerprint = 9; }), HasSubstr("plan fingerprint"));
   EXPECT_THAT(message([](auto& s) { s.slots = 5; }), HasSubstr("slots is 6, expected 5"));
   EXPECT_THAT(message([](auto& s) { s.chunks = 1; }), HasSubstr("chunks is 2, expected 1"));
-  memory.bytes[0] ^= std::byte{1};
+  memory.span()[0] ^= std::byte{1};
   EXPECT_THAT(message([](auto&) {}), HasSubstr("magic"));
 }
 
@@ -239,7 +242,7 @@ TEST(SlotTableTest, EntriesThatContradictThemselvesAreFound) {
     SlotTable table = Format(memory);
     RunStep(table, 1);
     RunStep(table, 2);
-    std::memcpy(memory.bytes + 128 + 16, &bad, sizeof(bad));  // slot of the first entry
+    std::memcpy(memory.span().data() + 128 + 16, &bad, sizeof(bad));  // slot of the first entry
     auto adopted = SlotTable::Adopt(memory.span(), kShape);
     EXPECT_EQ(adopted.status().code(), absl::StatusCode::kDataLoss) << adopted.status();
   }
