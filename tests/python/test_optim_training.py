@@ -1,4 +1,4 @@
-"""A language model of letters learns the project's own documentation: 8-bit states against fp32 ones."""
+"""A language model of letters learns licences, texts that every Debian system has: 8-bit states against fp32 ones."""
 
 import pathlib
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from optim_cases import needs_kernels
 from zeroshard import optim
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+TEXTS = [pathlib.Path("/usr/share/common-licenses") / name for name in ("GPL-3", "MPL-2.0", "Apache-2.0")]
 CONTEXT, LETTER, WIDTH, BATCH = 8, 16, 128, 96
 STEPS, LAST = 1200, 200
 
@@ -21,8 +21,8 @@ def kernels():
 
 
 def text():
-    pages = sorted((ROOT / "docs").glob("*.md"))
-    data = torch.frombuffer(bytearray(b"".join(p.read_bytes() for p in pages)), dtype=torch.uint8)
+    data = bytearray(b"".join(path.read_bytes() for path in TEXTS))
+    data = torch.frombuffer(data, dtype=torch.uint8)
     letters, tokens = data.unique(return_inverse=True)
     return len(letters), tokens
 
@@ -71,7 +71,7 @@ def test_8_bit_and_bf16_states_learn_as_fp32_ones_do():
 
     whole = trained("fp32")
     end = mean_of_the_last(whole)
-    assert end < 0.5 * whole[0]  # it does learn
+    assert end < 0.6 * whole[0]  # it does learn
     for states in ("int8", "bf16"):
         small = trained(states)
         assert small != whole
