@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/status.h"
 #include "base/unique_fd.h"
 #include "storage/file_io.h"
 #include "tests/conformance/io_queue_fixture.h"
@@ -254,6 +256,33 @@ void TestNoSpace(const IoQueueCase& test) {
            done[0].status.message().find("at offset 0:") == std::string::npos;
   });
   if (result == kNotAllowed) GTEST_SKIP() << "this process may not mount file systems";
+  EXPECT_EQ(result, 0);
+}
+
+void TestFailingDevice(const IoQueueCase& test) {
+  const int result = RunOnFailingDevice([&](int fd) {
+    const absl::StatusOr<std::unique_ptr<IoQueue>> queue = test.make(4);
+    const absl::StatusOr<AlignedBuffer> memory = AlignedBuffer::Make(size_t{4} << 20);
+    if (!queue.ok() || !memory.ok()) return false;
+    auto status_of = [&](const IoTransfer& transfer) {
+      if (const absl::Status status = (*queue)->Submit(transfer); !status.ok()) return status;
+      const std::vector<IoCompletion> done = (*queue)->Wait(1, Soon());
+      return done.size() == 1 ? done[0].status : absl::InternalError("no completion");
+    };
+    const std::span<std::byte> good = memory->bytes().first(size_t{256} << 10);
+    Fill(good, 5);
+    if (!status_of(Write(fd, good, 0)).ok()) return false;
+    const absl::Status read = status_of(Read(fd, memory->bytes().last(8192), size_t{8} << 20));
+    // Older kernels say EIO here too.
+    const absl::Status written = status_of(Write(fd, memory->bytes(), size_t{8} << 20));
+    std::memset(good.data(), 0, good.size());
+    return ErrnoOf(read) == EIO && absl::IsDataLoss(read) &&
+           read.message().find("read /dev/loop") == 0 &&
+           read.message().find("at offset 8388608") != std::string::npos &&
+           (ErrnoOf(written) == ENOSPC || ErrnoOf(written) == EIO) &&
+           status_of(Read(fd, good, 0)).ok() && IsFilled(good, 5);
+  });
+  if (result == kNotAllowed) GTEST_SKIP() << "this process may not make block devices";
   EXPECT_EQ(result, 0);
 }
 

@@ -38,6 +38,7 @@ void TestErrors(const IoQueueCase& queue);
 void TestEndOfFile(const IoQueueCase& queue);
 void TestImpossibleTransfers(const IoQueueCase& queue);
 void TestNoSpace(const IoQueueCase& queue);
+void TestFailingDevice(const IoQueueCase& queue);
 // A transfer past its deadline is reported once, and fails the queue; the others still end.
 void TestDeadline(const IoQueueCase& queue);
 // Memory is the caller's again after destruction; after Close, except for what Close names.

@@ -45,6 +45,7 @@ TEST_P(IoQueueTest, Errors) { TestErrors(GetParam()); }
 TEST_P(IoQueueTest, EndOfFile) { TestEndOfFile(GetParam()); }
 TEST_P(IoQueueTest, ImpossibleTransfers) { TestImpossibleTransfers(GetParam()); }
 TEST_P(IoQueueTest, NoSpace) { TestNoSpace(GetParam()); }
+TEST_P(IoQueueTest, FailingDevice) { TestFailingDevice(GetParam()); }
 TEST_P(IoQueueTest, Deadline) { TestDeadline(GetParam()); }
 TEST_P(IoQueueTest, DestructionInFlight) { TestDestructionInFlight(GetParam()); }
 TEST_P(IoQueueTest, CloseNamesWhatIsHeld) { TestCloseNamesWhatIsHeld(GetParam()); }

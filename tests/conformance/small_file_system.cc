@@ -1,15 +1,21 @@
 #include "tests/conformance/small_file_system.h"
 
+#include <fcntl.h>
+#include <linux/loop.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <fstream>
+#include <string>
 
 #include "base/check.h"
+#include "base/unique_fd.h"
 
 namespace zeroshard {
 namespace {
@@ -35,7 +41,35 @@ int Child(const std::string& directory, const std::function<bool(const std::stri
   return check(directory) ? 0 : 1;
 }
 
+// A loop device for the file that goes when its last descriptor is closed; invalid where this
+// process may not have one.
+UniqueFd LoopDevice(int file) {
+  const UniqueFd control(::open("/dev/loop-control", O_RDWR | O_CLOEXEC));
+  for (int attempt = 0; control.valid() && attempt < 10; ++attempt) {
+    const int number = ::ioctl(control.get(), LOOP_CTL_GET_FREE);
+    const std::string path = "/dev/loop" + std::to_string(number);
+    UniqueFd device(::open(path.c_str(), O_RDWR | O_DIRECT | O_CLOEXEC));
+    loop_config config = {};
+    config.fd = static_cast<uint32_t>(file);
+    config.info.lo_flags = LO_FLAGS_AUTOCLEAR;
+    if (device.valid() && ::ioctl(device.get(), LOOP_CONFIGURE, &config) == 0) return device;
+  }
+  return UniqueFd();
+}
+
 }  // namespace
+
+int RunOnFailingDevice(const std::function<bool(int fd)>& check) {
+  return RunOnSmallFileSystem([&](const std::string& directory) {
+    const std::string path = directory + "/device";
+    const UniqueFd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    if (!file.valid() || ::ftruncate(file.get(), 16 << 20) != 0) return false;
+    const UniqueFd device = LoopDevice(file.get());
+    if (!device.valid()) ::_exit(kNotAllowed);
+    if (::ftruncate(file.get(), 512 << 10) != 0) return false;
+    return check(device.get());
+  });
+}
 
 int RunOnSmallFileSystem(const std::function<bool(const std::string&)>& check, const char* type) {
   char directory[] = "/tmp/zs-small-XXXXXX";

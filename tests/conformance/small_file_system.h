@@ -14,6 +14,11 @@ inline constexpr int kNotAllowed = 77;
 int RunOnSmallFileSystem(const std::function<bool(const std::string&)>& check,
                          const char* type = "tmpfs");
 
+// The same with a descriptor, for O_DIRECT, of a failing block device of 16 MiB: a loop device over
+// a file that lies on that file system and was cut to half a megabyte. Reads beyond that give EIO;
+// writes have room for less than a megabyte.
+int RunOnFailingDevice(const std::function<bool(int fd)>& check);
+
 }  // namespace zeroshard
 
 #endif  // ZEROSHARD_TESTS_CONFORMANCE_SMALL_FILE_SYSTEM_H_
