@@ -1,18 +1,22 @@
-"""AdamW with bf16 gradients in and bf16 parameters out against what DeepSpeed and PyTorch do on a CPU.
+"""AdamW with bf16 gradients in and bf16 parameters out against what DeepSpeed and PyTorch do on a
+CPU.
 
     tests/bench/run adamw [--smoke] [--blocks=N] [--elements=N]
 
-256 Mi parameters, 2 threads. This project's side is the program //tests/bench:adamw, whose update runs under crash
-protection: with the split master, the default of bf16 jobs, and with an fp32 master, reported only. The peers update as many elements in this process:
+256 Mi parameters, 2 threads. This project's side is the program //tests/bench:adamw, whose update
+runs under crash protection: with the split master, the default of bf16 jobs, and with an fp32
+master, reported only. The peers update as many elements in this process:
 
-  DeepSpeed, three passes  what ZeRO-Offload does: gradients cast to fp32, DeepSpeedCPUAdam, fp32 parameters copied to bf16
+  DeepSpeed, three passes  what ZeRO-Offload does: gradients cast to fp32, DeepSpeedCPUAdam, fp32
+                           parameters copied to bf16
   DeepSpeed's kernel       DeepSpeedCPUAdam alone: fp32 gradients in, fp32 parameters out
   PyTorch, three passes    the same casts around torch.optim.AdamW(fused=True)
 
-This project's side and PyTorch have huge pages; DeepSpeed has small ones, which are better for it (huge ones, or arrays at
-multiples of 2 MiB, cost its kernel a fifth). A kernel may have no huge pages for memory files, in which a worker's states
-lie, so the figures against DeepSpeed are reported for memory files as well, and not judged. All memory is touched before, and
-before anything is timed all sides are checked against the formula.
+This project's side and PyTorch have huge pages; DeepSpeed has small ones, which are better for it
+(huge ones, or arrays at multiples of 2 MiB, cost its kernel a fifth). A kernel may have no huge
+pages for memory files, in which a worker's states lie, so the figures against DeepSpeed are
+reported for memory files as well, and not judged. All memory is touched before, and before anything
+is timed all sides are checked against the formula.
 """
 
 import mmap
@@ -141,7 +145,8 @@ class Torch(Peer):
 
 
 def error_of(kind, elements=100_003):
-    """The second update of a small problem against the formula in fp64: the largest error relative to the largest change."""
+    """The second update of a small problem against the formula in fp64: the largest error relative
+    to the largest change."""
     peer = kind(elements)
     p, m, v = (t.detach().double() for t in (peer.master, peer.exp_avg, peer.exp_avg_sq))
     g = peer.gradient16.double()

@@ -58,8 +58,9 @@ def moving(pids):
 
 
 def all_of(pids):
-    """{"private", "shared", "files"} in bytes. Files (libraries, programs) by proportional set size; shared memory is what
-    the open memory files have allocated or, where that is more, the proportional set size of shared memory."""
+    """{"private", "shared", "files"} in bytes. Files (libraries, programs) by proportional set
+    size; shared memory is what the open memory files have allocated or, where that is more, the
+    proportional set size of shared memory."""
     parts = moving(pids)
     slow = _lines(pids, "smaps_rollup", ["Pss_File", "Pss_Shmem"])
     parts["files"] = slow["Pss_File"]
@@ -68,8 +69,8 @@ def all_of(pids):
 
 
 class Peak:
-    """Watches pids() until it is left: every `interval` seconds what moves, and all at both ends. Then `parts` is what the
-    highest total was made of."""
+    """Watches pids() until it is left: every `interval` seconds what moves, and all at both ends.
+    Then `parts` is what the highest total was made of."""
 
     def __init__(self, pids, interval=0.002):
         self.parts, self.samples = {"private": 0, "shared": 0, "files": 0}, 0

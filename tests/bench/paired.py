@@ -1,8 +1,9 @@
 """Paired measurements in Python; the counterpart of paired.h, with the same lines of output.
 
-A and B run in one process tree in blocks of A B B A; a block's ratio is (A1 + A2) / (B1 + B2), so that a slow drift
-cancels. A figure is the median ratio of all blocks with its bootstrap 95 % interval, one line of JSON on stdout. With
---smoke everything runs once, small, and no target is judged.
+A and B run in one process tree in blocks of A B B A; a block's ratio is (A1 + A2) / (B1 + B2), so
+that a slow drift cancels. A figure is the median ratio of all blocks with its bootstrap 95 %
+interval, one line of JSON on stdout. With --smoke everything runs once, small, and no target is
+judged.
 """
 
 import argparse
@@ -32,8 +33,8 @@ def interval(ratios, rounds=2000):
 
 
 def blocks(count, sides, first=None):
-    """Runs `sides` (name -> function) `count` times there and back: A B C C B A. Returns name -> what each
-    call returned, two a block. `first`: how often each runs before, unmeasured."""
+    """Runs `sides` (name -> function) `count` times there and back: A B C C B A. Returns name ->
+    what each call returned, two a block. `first`: how often each runs before, unmeasured."""
     for side in sides.values():
         for _ in range(1 if first is None else first):
             side()

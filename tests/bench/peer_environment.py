@@ -1,11 +1,8 @@
-"""What a process needs before it imports DeepSpeed in the environment that tests/bench/peers makes."""
+"""What a process needs before it imports DeepSpeed in the environment of tests/bench/peers."""
 
 import os
 import pathlib
 import sys
-
-ADVICE = "tests/bench/peers makes the environment with PyTorch 2.x and DeepSpeed"
-
 
 def prepare():
     """DeepSpeed runs on the CPU, with the operators compiled beside the interpreter."""
@@ -14,10 +11,3 @@ def prepare():
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # DeepSpeed compiles with the ninja beside the interpreter.
     os.environ["PATH"] = f"{pathlib.Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', '')}"
-
-
-def present():
-    """Whether this interpreter is the peers'."""
-    import importlib.util
-
-    return importlib.util.find_spec("deepspeed") is not None

@@ -2,10 +2,11 @@
 
     tests/bench/run train_overhead [--smoke] [--blocks=N]
 
-Two rank processes train both, step by step in blocks A B B A, so that both sides see the same machine even when its speed
-wanders. Both do the same work with the same seed and data: fp32 (Gloo of PyTorch 1.13 cannot reduce bf16), AdamW, clipping
-by the global norm. One JSON line a stage: the median ratio of the blocks and its bootstrap 95 % interval. The losses of
-both sides are compared in the same run, and a figure without equal losses does not count.
+Two rank processes train both, step by step in blocks A B B A, so that both sides see the same
+machine even when its speed wanders. Both do the same work with the same seed and data: fp32 (Gloo
+of PyTorch 1.13 cannot reduce bf16), AdamW, clipping by the global norm. One JSON line a stage: the
+median ratio of the blocks and its bootstrap 95 % interval. The losses of both sides are compared in
+the same run, and a figure without equal losses does not count.
 """
 
 import functools
@@ -172,7 +173,9 @@ def report(bench, stage, found):
 
 def main():
     parser = paired.parser(__doc__, blocks=24)
-    parser.add_argument("--steps", type=int, default=1, help="steps of each side between two of the other")
+    parser.add_argument(
+        "--steps", type=int, default=1, help="steps of each side between two of the other"
+    )
     parser.add_argument("--stages", default="1,2,3")
     parser.add_argument(
         "--binaries", default=os.environ.get("ZEROSHARD_BIN_DIR", ROOT / "bazel-bin")

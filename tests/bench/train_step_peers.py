@@ -1,12 +1,15 @@
-"""A training step of a GPT with 124 million parameters against DeepSpeed ZeRO-2 CPU offload and PyTorch FSDP2 over Gloo.
+"""A training step of a GPT with 124 million parameters against DeepSpeed ZeRO-2 CPU offload and
+PyTorch FSDP2 over Gloo.
 
     tests/bench/run train_step [--smoke] [--blocks=N]
 
-2 ranks, 1 thread each, bf16, AdamW, clipping by the global norm; 4 sequences of 128 tokens a rank, as in fine-tuning on such
-a machine. Each framework and the plain module have a pair of processes of their own with the same seed and data; one pair
-works while the others sleep. A block is P A B C C B A P, one step each. Figures, against each peer, so that the better one
-decides: the whole step, and the part that is not forward-backward: the step less that of the plain module (forward and
-backward of the same bf16 module alone, no communication, no update) in the same block. The losses of all sides must agree.
+2 ranks, 1 thread each, bf16, AdamW, clipping by the global norm; 4 sequences of 128 tokens a rank,
+as in fine-tuning on such a machine. Each framework and the plain module have a pair of processes of
+their own with the same seed and data; one pair works while the others sleep. A block is P A B C C B
+A P, one step each. Figures, against each peer, so that the better one decides: the whole step, and
+the part that is not forward-backward: the step less that of the plain module (forward and backward
+of the same bf16 module alone, no communication, no update) in the same block. The losses of all
+sides must agree.
 """
 
 import os
@@ -26,7 +29,11 @@ LOSS_TOLERANCE = 0.005  # relative, at every step
 
 def measure(arguments, directory, daemon):
     """Returns (side -> seconds a step, two values a block; side -> losses)."""
-    shape = {**SMALL, "batch": 2, "length": 32} if arguments.smoke else {**GPT, "batch": 4, "length": 128}
+    shape = (
+        {**SMALL, "batch": 2, "length": 32}
+        if arguments.smoke
+        else {**GPT, "batch": 4, "length": 128}
+    )
     shape["bucket"] = int(5e8)
     ranks = {}
     try:
@@ -51,13 +58,17 @@ def report(bench, times, losses):
     }
     for peer, name in PEERS.items():
         difference = max(abs(a - b) / b for a, b in zip(ours, losses[peer]))
-        bench.require(difference <= LOSS_TOLERANCE, f"losses differ from {name}'s by {difference:.2%}")
+        bench.require(
+            difference <= LOSS_TOLERANCE, f"losses differ from {name}'s by {difference:.2%}"
+        )
         more = {"losses_differ_by": round(difference, 5)}
         step = (milliseconds["zeroshard"], milliseconds[peer], "<= 0.85")
         bench.compare("step", name, "ms", *step, **more)
         step = (rest["zeroshard"], rest[peer], "<= 0.45")
         bench.compare("step without forward-backward", name, "ms", *step)
-    bench.absolute("forward-backward", "ms", sorted(milliseconds["plain"])[len(times["plain"]) // 2])
+    bench.absolute(
+        "forward-backward", "ms", sorted(milliseconds["plain"])[len(times["plain"]) // 2]
+    )
 
 
 def main():

@@ -1,13 +1,15 @@
-"""One rank of a training benchmark, in the environment of the peers: obeys a controller (training_ranks.py).
+"""One rank of a training benchmark, in the environment of the peers: obeys a controller
+(training_ranks.py).
 
-Every side trains the same GPT from the same seed on the same data with the same recipe: parameters and gradients in bf16,
-fp32 optimizer states, AdamW, clipping by the global norm. Commands are lines of JSON on stdin, answers lines of JSON on
-stdout; between them the process sleeps in a read.
+Every side trains the same GPT from the same seed on the same data with the same recipe: parameters
+and gradients in bf16, fp32 optimizer states, AdamW, clipping by the global norm. Commands are lines
+of JSON on stdin, answers lines of JSON on stdout; between them the process sleeps in a read.
 
   {"do": "steps", "count": N}  N training steps -> {"seconds": S, "losses": [...]}
   {"do": "build"}              model, framework and optimizer states -> {"parameters": P}
   {"do": "ledger"}             what the engine says its job uses -> {"bytes": B}
-  {"do": "warm"}               trains one layer of the model and forgets it: libraries and threads are there -> {}
+  {"do": "warm"}               trains one layer of the model and forgets it: libraries and threads
+                               are there -> {}
 """
 
 import argparse
@@ -76,7 +78,8 @@ class Zeroshard:
 
 
 class DeepSpeed:
-    """DeepSpeed ZeRO-2 with the optimizer offloaded to the CPU; its CPU operators use all vector instructions."""
+    """DeepSpeed ZeRO-2 with the optimizer offloaded to the CPU; its CPU operators use all vector
+    instructions."""
 
     def __init__(self, arguments):
         peer_environment.prepare()
@@ -117,8 +120,8 @@ class DeepSpeed:
 
 
 class Fsdp:
-    """PyTorch FSDP2 (fully_shard) over Gloo with the fused AdamW; parameters stay gathered until backward is over, as
-    at stage 2."""
+    """PyTorch FSDP2 (fully_shard) over Gloo with the fused AdamW; parameters stay gathered until
+    backward is over, as at stage 2."""
 
     def __init__(self, arguments):
         import torch
@@ -227,7 +230,8 @@ class Rank:
         return {"seconds": time.perf_counter() - begin, "losses": losses}
 
     def batch(self, number):
-        """Each step and rank has data of its own. Tokens are Zipf-distributed, so that there is something to learn."""
+        """Each step and rank has data of its own. Tokens are Zipf-distributed, so that there is
+        something to learn."""
         a, torch = self.arguments, self.torch
         generator = torch.Generator().manual_seed(number * a.ranks + a.rank)
         uniform = torch.rand(a.batch, a.length + 1, generator=generator)

@@ -1,4 +1,5 @@
-"""The controller's end of training_rank.py: starts the ranks of one framework and drives them through pipes."""
+"""The controller's end of training_rank.py: starts the ranks of one framework and drives them
+through pipes."""
 
 import json
 import os
@@ -13,8 +14,8 @@ SMALL = {"vocabulary": 512, "width": 64, "layers": 2, "heads": 2, "context": 64}
 
 
 class Ranks:
-    """RANKS processes of one side ("zeroshard", "deepspeed", "fsdp", "plain"), one thread each. They sleep between
-    calls. A rank that fails ends the run."""
+    """RANKS processes of one side ("zeroshard", "deepspeed", "fsdp", "plain"), one thread each.
+    They sleep between calls. A rank that fails ends the run."""
 
     def __init__(self, side, shape, binaries, directory, socket="", more_environment=None):
         self.side = side

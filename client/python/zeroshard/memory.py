@@ -39,7 +39,8 @@ def resident():
 
 
 def give_back():
-    """Returns freed heap memory to the kernel: glibc keeps that of a model's initial values otherwise."""
+    """Returns freed heap memory to the kernel: glibc keeps that of a model's initial values
+    otherwise."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
