@@ -92,6 +92,12 @@ absl::StatusOr<SlotTable> SlotTable::Adopt(std::span<std::byte> memory,
   for (const auto& field : fields) {
     if (field.found != field.expected) return Damaged(field.what, field.found, field.expected);
   }
+  if (table.generation() == 0 || (table.generation() + 1) >> 31 != 0) {
+    return Damaged("generation", table.generation(), 1);
+  }
+  if (const uint64_t tag = header.committed.load(); tag == 0 || tag >> 62 != 0) {
+    return Damaged("committed tag", tag, 1);
+  }
   table.named_.assign(shape.slots, false);
   ZS_RETURN_IF_ERROR(table.CheckEntries());
   table.Store(table.header_->generation, table.generation() + 1);

@@ -232,6 +232,14 @@ TEST(SlotTableTest, ATableOfAnotherShapeIsNotAdopted) {
   EXPECT_THAT(message([](auto& s) { s.plan_fingerprint = 9; }), HasSubstr("plan fingerprint"));
   EXPECT_THAT(message([](auto& s) { s.slots = 5; }), HasSubstr("slots is 6, expected 5"));
   EXPECT_THAT(message([](auto& s) { s.chunks = 1; }), HasSubstr("chunks is 2, expected 1"));
+  for (size_t offset : {48, 56}) {  // generation, committed tag
+    const uint64_t was = *reinterpret_cast<uint64_t*>(&memory.span()[offset]);
+    for (uint64_t bad : {uint64_t{0}, ~uint64_t{0}}) {
+      *reinterpret_cast<uint64_t*>(&memory.span()[offset]) = bad;
+      EXPECT_THAT(message([](auto&) {}), HasSubstr(offset == 48 ? "generation" : "committed tag"));
+    }
+    *reinterpret_cast<uint64_t*>(&memory.span()[offset]) = was;
+  }
   memory.span()[0] ^= std::byte{1};
   EXPECT_THAT(message([](auto&) {}), HasSubstr("magic"));
 }
