@@ -14,6 +14,8 @@ namespace {
 constexpr uint64_t kMagic = 0x3153544f4c53535aULL;  // "ZSSLOTS1"
 constexpr uint32_t kVersion = 1;
 constexpr uint64_t kLine = 64;
+// The upper half of a slot's word.
+constexpr uint64_t kMaxGeneration = (uint64_t{1} << 31) - 1;
 
 uint64_t SlotWord(uint64_t generation, uint32_t chunk) { return generation << 32 | (chunk + 1); }
 
@@ -54,7 +56,7 @@ absl::StatusOr<SlotTable> SlotTable::Format(std::span<std::byte> memory,
                                             const SlotTableShape& shape, uint64_t generation,
                                             uint64_t committed) {
   ZS_RETURN_IF_ERROR(CheckMemory(memory, shape));
-  if (generation == 0 || generation >> 31 != 0) {
+  if (generation == 0 || generation > kMaxGeneration) {
     return absl::InvalidArgumentError(absl::StrCat("generation ", generation));
   }
   std::memset(memory.data(), 0, Bytes(shape.chunks, shape.slots));
@@ -92,7 +94,7 @@ absl::StatusOr<SlotTable> SlotTable::Adopt(std::span<std::byte> memory,
   for (const auto& field : fields) {
     if (field.found != field.expected) return Damaged(field.what, field.found, field.expected);
   }
-  if (table.generation() == 0 || (table.generation() + 1) >> 31 != 0) {
+  if (table.generation() == 0 || table.generation() >= kMaxGeneration) {
     return Damaged("generation", table.generation(), 1);
   }
   if (const uint64_t tag = header.committed.load(); tag == 0 || tag >> 62 != 0) {
