@@ -27,6 +27,7 @@ constexpr uint64_t kFillBytes = uint64_t{4} << 20;
 // Bytes of the file that are locked; none of them is one of the data.
 constexpr off_t kOwnerByte = 0;
 constexpr off_t kGenerationBytes = off_t{1} << 32;
+constexpr off_t kGenerations = off_t{1} << 31;
 
 struct Superblock {
   uint64_t magic;
@@ -155,7 +156,7 @@ absl::Status ExtentFile::Create(const NvmePath& path, const ExtentIdentity& iden
 
 absl::StatusOr<ExtentFile> ExtentFile::Adopt(const NvmePath& path, const ExtentIdentity& identity,
                                              uint64_t generation) {
-  if (generation == 0 || generation >> 31 != 0) {
+  if (generation == 0 || generation >= static_cast<uint64_t>(kGenerations)) {
     return absl::InvalidArgumentError(absl::StrCat("generation ", generation));
   }
   const std::string file_name = ExtentFileName(identity.job_id, identity.worker, identity.path);
@@ -189,10 +190,12 @@ absl::StatusOr<ExtentFile> ExtentFile::Adopt(const NvmePath& path, const ExtentI
 }
 
 absl::StatusOr<bool> ExtentFile::Drained() const {
-  ZS_ASSIGN_OR_RETURN(const bool locked,
-                      IsLocked(lock_.get(), kGenerationBytes,
-                               kGenerationBytes + static_cast<off_t>(generation_), name_));
-  return !locked;
+  // All bytes but its own: generations before a lost region may have been higher.
+  const off_t own = kGenerationBytes + static_cast<off_t>(generation_);
+  ZS_ASSIGN_OR_RETURN(const bool lower, IsLocked(lock_.get(), kGenerationBytes, own, name_));
+  ZS_ASSIGN_OR_RETURN(const bool higher,
+                      IsLocked(lock_.get(), own + 1, kGenerationBytes + kGenerations, name_));
+  return !lower && !higher;
 }
 
 absl::Status ExtentFile::Flush() const { return SyncFile(fd_.get(), name_); }

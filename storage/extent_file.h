@@ -50,8 +50,8 @@ class ExtentFile {
   const std::string& name() const { return name_; }  // for messages
   bool direct() const { return direct_; }
 
-  // True when nothing that earlier generations submitted is in flight any more. Does not block.
-  // SlotTable::ReleaseDrained wants this of all files of the worker.
+  // True when nothing that other generations submitted, reads included, is in flight any more. Does
+  // not block. SlotTable::ReleaseDrained wants this of all files of the worker.
   absl::StatusOr<bool> Drained() const;
 
   // What was completed is on disk afterwards. An error is final for the file.

@@ -208,10 +208,7 @@ absl::StatusOr<ManifestFile> ManifestFile::Open(int dir_fd, const std::string& n
         Std(absl::StrCat("a manifest file of ", size, " bytes, ", 2 * bytes, " expected")));
   }
   for (uint32_t copy = 0; copy < 2; ++copy) {
-    std::string text(bytes, '\0');
-    ZS_RETURN_IF_ERROR(ReadAllAt(file.fd_.get(),
-                                 std::as_writable_bytes(std::span(text.data(), text.size())),
-                                 copy * bytes, file.path_));
+    ZS_ASSIGN_OR_RETURN(const std::string text, file.ReadCopy(copy));
     if (AllZero(text)) continue;
     auto manifest = DecodeManifest(text, identity, file.path_, copy * bytes);
     if (!manifest.ok()) {
@@ -275,6 +272,21 @@ absl::Status ManifestFile::Prepare(NvmeManifest manifest) {
   }
   manifest.sequence = ++sequence_;
   return WriteCopy(1 - committed_copy_, manifest);
+}
+
+absl::Status ManifestFile::Revoke() {
+  if (!resumed_) return absl::FailedPreconditionError(absl::StrCat(path_, " was not adopted"));
+  ZS_ASSIGN_OR_RETURN(const std::string text, ReadCopy(committed_copy_));
+  ZS_ASSIGN_OR_RETURN(NvmeManifest committed,
+                      DecodeManifest(text, identity_, path_, committed_copy_ * text.size()));
+  return Prepare(std::move(committed));
+}
+
+absl::StatusOr<std::string> ManifestFile::ReadCopy(uint32_t copy) const {
+  std::string text(ManifestCopyBytes(identity_), '\0');
+  const auto bytes = std::as_writable_bytes(std::span(text.data(), text.size()));
+  ZS_RETURN_IF_ERROR(ReadAllAt(fd_.get(), bytes, copy * text.size(), path_));
+  return text;
 }
 
 absl::Status ManifestFile::WriteCopy(uint32_t copy, const NvmeManifest& manifest) {

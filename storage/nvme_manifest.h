@@ -97,11 +97,15 @@ class ManifestFile {
   // Writes to the copy that is not the committed one, and flushes. All that the manifest names must
   // be flushed. FailedPrecondition before Resume or Adopt when Open found something.
   absl::Status Prepare(NvmeManifest manifest);
+  // The job has dropped the attempt that was prepared: replaces its manifest by the committed one,
+  // and flushes. Before that no slot that it names may be written to.
+  absl::Status Revoke();
   // The job has committed what Prepare wrote last.
   void Committed() { committed_copy_ = 1 - committed_copy_; }
 
  private:
   ManifestFile() = default;
+  absl::StatusOr<std::string> ReadCopy(uint32_t copy) const;
   absl::Status WriteCopy(uint32_t copy, const NvmeManifest& manifest);
   // Index into found_ of a state, or nothing.
   std::optional<size_t> Find(const ManifestState& state) const;

@@ -163,6 +163,8 @@ TEST_P(ExtentFileDirTest, FilesAreDrainedWhenNoDescriptorOfAnEarlierGenerationIs
     char byte = 0;
     ASSERT_EQ(::read(ready[0], &byte, 1), 1);
   }
+  EXPECT_FALSE(*Adopt(path_, 2).Drained()) << "a table that was lost may have been further on";
+  EXPECT_EQ(ExtentFile::Adopt(path_, kIdentity, 3).status().code(), absl::StatusCode::kUnavailable);
   const ExtentFile successor = Adopt(path_, 4);
   EXPECT_FALSE(*successor.Drained());
   EXPECT_FALSE(*successor.Drained()) << "asking changes nothing";

@@ -160,6 +160,18 @@ TEST(NvmeManifestTest, ResumingForgetsTheOtherState) {
   EXPECT_EQ(Open(dir).copies()[1].generation, 7u) << "the resumed copy is the committed one";
 }
 
+TEST(NvmeManifestTest, RevokingLeavesOnlyTheCommittedState) {
+  TempDir dir;
+  MakeFile(dir);
+  ManifestFile file = Open(dir);
+  EXPECT_EQ(file.Revoke().code(), absl::StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(file.Adopt({1, 2}).ok());  // the predecessor prepared 2, and the job drops it
+  ASSERT_TRUE(file.Revoke().ok());
+  EXPECT_THAT(Open(dir).states(), ElementsAre(ManifestState{1, 2}, ManifestState{1, 2}));
+  ASSERT_TRUE(file.Prepare(Manifest(2)).ok());
+  EXPECT_THAT(Open(dir).states(), ElementsAre(ManifestState{2, 3}, ManifestState{1, 2}));
+}
+
 TEST(NvmeManifestTest, ATornCopyIsLeftOutAndNamed) {
   TempDir dir;
   MakeFile(dir);

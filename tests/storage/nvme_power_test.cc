@@ -99,6 +99,11 @@ class Worker {
     next_ = {step, salt};
     attempt_ = attempt;
   }
+  // The job drops what was prepared.
+  void RevokeStep() {
+    EXPECT_TRUE(file_->Revoke().ok());
+    LogManifest();
+  }
   // What the job does when all workers have prepared.
   void CommitStep() {
     log_->Mark(next_.step);
@@ -238,6 +243,33 @@ TEST(NvmePowerTest, AManifestBeforeTheFlushNamesImagesThatAreNotThere) {
     const Found* const workers[] = {&loss};
     return !ResumesWell(workers);
   }));
+}
+
+// All ranks die when step 2 is prepared and not committed; the step is made again, otherwise.
+std::vector<Found> LossesAroundADroppedStep(bool revoke) {
+  Worker worker;
+  worker.PrepareStep(1, 1);
+  worker.CommitStep();
+  worker.PrepareStep(2, 2);
+  if (revoke) worker.RevokeStep();
+  worker.PrepareStep(3, 3);
+  worker.CommitStep();
+  worker.PrepareStep(4, 4);
+  return AllLosses(worker.log(), 0);
+}
+
+TEST(NvmePowerTest, AStepThatWasDroppedAfterItWasPreparedIsRevokedFirst) {
+  const std::vector<Found> losses = LossesAroundADroppedStep(true);
+  EXPECT_GT(losses.size(), 300u);
+  for (const Found& loss : losses) {
+    const Found* const workers[] = {&loss};
+    ASSERT_TRUE(ResumesWell(workers)) << "after step " << loss.mark;
+  }
+  const std::vector<Found> without = LossesAroundADroppedStep(false);
+  EXPECT_TRUE(std::any_of(without.begin(), without.end(), [](const Found& loss) {
+    const Found* const workers[] = {&loss};
+    return !ResumesWell(workers);
+  })) << "the model is able to find what it looks for";
 }
 
 // This worker had prepared step 3 when the power went, another one had not: the job resumes at 2.
