@@ -19,8 +19,11 @@ class Board:
 
     def __init__(self, descriptor):
         size = os.fstat(descriptor).st_size
+        self.formatted = False
+        if size < HEADER:
+            return
         self.memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
-        assert self.memory[:8] == MAGIC
+        self.formatted = self.memory[:8] == MAGIC
         self.workers, self.ranks = struct.unpack_from("<2I", self.memory, 32)
 
     def word(self, offset):
@@ -44,7 +47,12 @@ class Board:
 
 
 def boards(daemon_pid, job):
-    """The boards of a job's islands, in order."""
+    """The boards of a job's islands, in order; none before all are there."""
+    formatted = [board.formatted for board in find(daemon_pid, job)]
+    return find(daemon_pid, job) if formatted and all(formatted) else []
+
+
+def find(daemon_pid, job):
     found = {}
     folder = f"/proc/{daemon_pid}/fd"
     for name in os.listdir(folder):

@@ -24,7 +24,7 @@ DEATHS = 4
 
 
 def form(optimizer, dtype, stage=2, **zeroshard):
-    options = {"optimizer": optimizer, "dtype": dtype, "stage": stage, "sizes": "1500000,700001,513,70000"}
+    options = {"optimizer": optimizer, "dtype": dtype, "stage": stage, "sizes": "1500000,700001,513,70000,40,3,700,90,1,260"}
     return {**options, "config-extra": json.dumps({"zeroshard": zeroshard})}
 
 
