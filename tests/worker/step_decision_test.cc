@@ -115,10 +115,13 @@ TEST(StepDecisionTest, BiasCorrectionCanBeTurnedOff) {
   group.beta1 = 0.9;
   group.beta2 = 0.999;
   group.bias_correction = 1;
-  EXPECT_NEAR(ArgsFor(group, 1).step_size, 1.0, 1e-6);
+  group.eps = 1e-8;
+  // Both sides of the quotient are multiplied by sqrt(1 - beta2).
+  EXPECT_NEAR(ArgsFor(group, 1).step_size, 1.0 * std::sqrt(0.001), 1e-7);
+  EXPECT_NEAR(ArgsFor(group, 1).scaled_eps, 1e-8 * std::sqrt(0.001), 1e-15);
   group.bias_correction = 0;
   EXPECT_EQ(ArgsFor(group, 1).step_size, 0.1f);
-  EXPECT_EQ(ArgsFor(group, 1).sqrt_bias_correction2, 1.0f);
+  EXPECT_EQ(ArgsFor(group, 1).scaled_eps, static_cast<float>(group.eps));
   EXPECT_EQ(ArgsFor(group, 1).first_step, 1u);
   EXPECT_EQ(ArgsFor(group, 2).first_step, 0u);
 }
