@@ -47,6 +47,7 @@ absl::Status Engine::FinishRestore(const records::v1::JobState& state, bool para
                                               state.parameter_updates_size(), " parameters of ",
                                               parameters));
     }
+    std::fill(common_count_.begin(), common_count_.end(), 0);
     for (uint32_t parameter = 0; parameter < parameters; ++parameter) {
       board.update_count(parameter).store(state.parameter_updates(static_cast<int>(parameter)) &
                                           0xffffffff);

@@ -132,13 +132,14 @@ bool Engine::AllCountsEqual(uint32_t unit) const {
   const Board& board = context_.board();
   const std::vector<uint32_t>& parameters = context_.layout().units()[unit].parameters;
   const uint64_t first = board.update_count(parameters[0]).load(std::memory_order_acquire);
+  if (first != 0 && common_count_[unit] == first) return true;
   return std::all_of(parameters.begin(), parameters.end(), [&](uint32_t parameter) {
     return board.update_count(parameter).load(std::memory_order_acquire) == first;
   });
 }
 
 // Counts the step in flight for the unit's parameters in `present`; may be repeated.
-void Engine::CountUpdates(uint32_t unit, const Presence& present) const {
+void Engine::CountUpdates(uint32_t unit, const Presence& present) {
   const Board& board = context_.board();
   const uint64_t attempt = (attempt_ & 0xffffffff) << 32;
   const Unit& described = context_.layout().units()[unit];
@@ -148,8 +149,10 @@ void Engine::CountUpdates(uint32_t unit, const Presence& present) const {
     for (const uint32_t parameter : parameters) {
       board.update_count(parameter).store(word, std::memory_order_release);
     }
+    common_count_[unit] = word;
     return;
   }
+  common_count_[unit] = 0;
   for (uint32_t position = 0; position < parameters.size(); ++position) {
     if (!IsPresent(present, position)) continue;
     const uint64_t count = CountBefore(parameters[position]) + 1;
