@@ -174,7 +174,7 @@ struct alignas(64) BoardHeader {
   // more once every worker has copied the new fence into its slot.
   std::atomic<uint64_t> fence;
   std::atomic<uint64_t> poison_claim;  // generation of the one who writes the text
-  std::atomic<uint64_t> poisoned;      // generation << 8 | status code, 0 while alive
+  std::atomic<uint64_t> poisoned;      // generation << 8 | status code; of an older one: void
   char poison_text[kPoisonTextBytes];
   JobNumbers numbers[2];
   Decision decision;

@@ -314,7 +314,7 @@ bool Bridge::SendWorkerMarks(uint32_t peer) {
     progress = true;
   }
   const uint64_t poisoned = board.header().poisoned.load(std::memory_order_acquire);
-  if (poisoned != 0 && Update(sent.poisoned, poisoned)) {
+  if (!context_.poison().ok() && Update(sent.poisoned, poisoned)) {
     const uint64_t generation = board.header().generation.load();
     Frame frame = MakeFrame(BridgeFrame::kPoison, 0, generation, poisoned & 0xff);
     const std::string text(context_.poison().message());

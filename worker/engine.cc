@@ -140,10 +140,7 @@ bool Engine::FollowDrop() {
 }
 
 void Engine::FinishDrop(uint64_t generation) {
-  BoardHeader& header = context_.board().header();
-  header.poisoned.store(0);
-  header.poison_claim.store(0);
-  header.generation.store(generation);
+  context_.board().header().generation.store(generation);
   context_.RingAll();
 }
 

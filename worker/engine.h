@@ -60,7 +60,10 @@ class Engine {
   // follow it; clears a poison. May be said again.
   void OnDropAttempt(uint64_t generation);
   // Poison from the server (a rank did not come back in time).
-  void OnPoison(const absl::Status& status) { context_.Poison(status); }
+  // The server says that generation `dead` is; nothing happens when the job has gone on after it.
+  void OnPoison(const absl::Status& status, uint64_t dead) {
+    if (dead >= context_.board().header().generation.load()) context_.Poison(status, dead);
+  }
 
   // Does all that can be done now.
   void Advance();

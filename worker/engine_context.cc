@@ -44,11 +44,11 @@ void EngineContext::MarkAllDirty(uint32_t worker) {
   }
 }
 
-void EngineContext::Poison(const absl::Status& status) {
+void EngineContext::Poison(const absl::Status& status, uint64_t dead) {
   BoardHeader& header = board().header();
-  const uint64_t generation = std::max<uint64_t>(1, header.generation.load());
+  const uint64_t generation = std::max({uint64_t{1}, dead, header.generation.load()});
   uint64_t expected = header.poison_claim.load();
-  if (expected == generation ||
+  if (expected >= generation ||
       !header.poison_claim.compare_exchange_strong(expected, generation)) {
     return;
   }
@@ -70,7 +70,10 @@ void EngineContext::Poison(const absl::Status& status) {
 absl::Status EngineContext::poison() const {
   const BoardHeader& header = board().header();
   const uint64_t word = header.poisoned.load(std::memory_order_acquire);
-  if (word == 0) return absl::OkStatus();
+  // Whoever dropped a generation need not clear what it died of, and a notice of it may come late.
+  if (word == 0 || word >> 8 < header.generation.load(std::memory_order_acquire)) {
+    return absl::OkStatus();
+  }
   const size_t length = strnlen(header.poison_text, kPoisonTextBytes);
   return absl::Status(static_cast<absl::StatusCode>(word & 0xff),
                       absl::string_view(header.poison_text, length));

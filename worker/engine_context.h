@@ -85,8 +85,9 @@ class EngineContext {
   // All units, for one worker alone.
   void MarkAllDirty(uint32_t worker);
 
-  // Kills the generation: every waiter of the job gets `status`. The first reason wins.
-  void Poison(const absl::Status& status);
+  // Kills the generation of the board, or `dead` if that is later: every waiter of the job gets
+  // `status`. The first reason wins.
+  void Poison(const absl::Status& status, uint64_t dead = 0);
   // Not OK once the generation is dead.
   absl::Status poison() const;
 

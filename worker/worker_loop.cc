@@ -113,7 +113,8 @@ absl::StatusOr<bool> WorkerLoop::OnCommand(ControlLink::Command command) {
       return true;
     case ToWorker::kPoison:
       engine_->OnPoison(absl::Status(static_cast<absl::StatusCode>(message.poison().code()),
-                                     message.poison().message()));
+                                     message.poison().message()),
+                        message.poison().generation());
       return true;
     case ToWorker::kSave:
     case ToWorker::kRestore:
