@@ -83,23 +83,6 @@ absl::Status Rename(int dir_fd, const std::string& from, const std::string& to, 
   return absl::OkStatus();
 }
 
-// Names in a directory, but "." and "..".
-absl::StatusOr<std::vector<std::string>> ListNames(int dir_fd) {
-  ZS_ASSIGN_OR_RETURN(UniqueFd fd, OpenBeneath(dir_fd, ".", O_RDONLY | O_DIRECTORY));
-  std::unique_ptr<DIR, int (*)(DIR*)> directory(::fdopendir(fd.get()), &::closedir);
-  if (directory == nullptr) return ErrnoError(errno, "open directory", DescribeFd(dir_fd));
-  static_cast<void>(fd.release());
-  std::vector<std::string> names;
-  errno = 0;
-  while (const dirent* entry = ::readdir(directory.get())) {
-    const std::string name = entry->d_name;
-    if (name != "." && name != "..") names.push_back(name);
-    errno = 0;
-  }
-  if (errno != 0) return ErrnoError(errno, "read directory", DescribeFd(dir_fd));
-  return names;
-}
-
 // Removes a file, or a directory of files.
 absl::Status RemoveEntry(int dir_fd, const std::string& name) {
   if (::unlinkat(dir_fd, name.c_str(), 0) == 0) return absl::OkStatus();
@@ -118,6 +101,22 @@ absl::Status RemoveEntry(int dir_fd, const std::string& name) {
 }
 
 }  // namespace
+
+absl::StatusOr<std::vector<std::string>> ListNames(int dir_fd) {
+  ZS_ASSIGN_OR_RETURN(UniqueFd fd, OpenBeneath(dir_fd, ".", O_RDONLY | O_DIRECTORY));
+  std::unique_ptr<DIR, int (*)(DIR*)> directory(::fdopendir(fd.get()), &::closedir);
+  if (directory == nullptr) return ErrnoError(errno, "open directory", DescribeFd(dir_fd));
+  static_cast<void>(fd.release());
+  std::vector<std::string> names;
+  errno = 0;
+  while (const dirent* entry = ::readdir(directory.get())) {
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+    errno = 0;
+  }
+  if (errno != 0) return ErrnoError(errno, "read directory", DescribeFd(dir_fd));
+  return names;
+}
 
 absl::Status ValidateName(std::string_view name) {
   bool valid = !name.empty() && name.size() <= kMaxNameLength && name.front() != '.';

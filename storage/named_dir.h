@@ -14,6 +14,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -31,6 +32,9 @@ absl::StatusOr<UniqueFd> OpenDirectory(const std::string& path);
 // InvalidArgument for a name with a slash, "." or "..".
 absl::StatusOr<UniqueFd> OpenBeneath(int dir_fd, const std::string& name, int flags,
                                      mode_t mode = 0640);
+
+// The names in a directory, in no order, but "." and "..".
+absl::StatusOr<std::vector<std::string>> ListNames(int dir_fd);
 
 // What Commit does with an existing file of the name.
 enum class Existing { kRefuse, kReplace };

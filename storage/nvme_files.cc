@@ -1,6 +1,5 @@
 #include "storage/nvme_files.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,7 +8,6 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <memory>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -65,23 +63,6 @@ std::optional<ParsedName> ParseName(const std::string& name) {
                                : ExtentFileName(parsed.job_id, parsed.worker, parsed.path);
   if (made != name) return std::nullopt;
   return parsed;
-}
-
-absl::StatusOr<std::vector<std::string>> Names(int dir_fd) {
-  ZS_ASSIGN_OR_RETURN(UniqueFd fd, OpenBeneath(dir_fd, ".", O_RDONLY | O_DIRECTORY));
-  std::unique_ptr<DIR, int (*)(DIR*)> directory(::fdopendir(fd.get()), &::closedir);
-  if (directory == nullptr) return ErrnoError(errno, "open directory", DescribeFd(dir_fd));
-  static_cast<void>(fd.release());
-  std::vector<std::string> names;
-  errno = 0;
-  while (const dirent* entry = ::readdir(directory.get())) {
-    const std::string name = entry->d_name;
-    if (name != "." && name != ".." && name != "lock") names.push_back(name);
-    errno = 0;
-  }
-  if (errno != 0) return ErrnoError(errno, "read directory", DescribeFd(dir_fd));
-  std::sort(names.begin(), names.end());
-  return names;
 }
 
 // OK for a manifest file: a copy with its magic number, or not yet used.
@@ -151,7 +132,9 @@ absl::StatusOr<NvmeFile> Classify(const NvmePath& path, const std::string& name,
 
 absl::StatusOr<std::vector<NvmeFile>> ListNvmeFiles(const NvmePath& path,
                                                     absl::FunctionRef<bool(uint64_t job)> exists) {
-  ZS_ASSIGN_OR_RETURN(const std::vector<std::string> names, Names(path.directory.get()));
+  ZS_ASSIGN_OR_RETURN(std::vector<std::string> names, ListNames(path.directory.get()));
+  std::erase(names, "lock");
+  std::sort(names.begin(), names.end());
   std::vector<NvmeFile> files;
   for (const std::string& name : names) {
     ZS_ASSIGN_OR_RETURN(NvmeFile file, Classify(path, name, exists));
