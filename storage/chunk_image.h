@@ -35,6 +35,7 @@ enum class ChunkArrayKind : uint32_t {
   kState1 = 3,
   kScales0 = 4,
   kScales1 = 5,
+  kParameter = 6,
 };
 
 struct ChunkArray {

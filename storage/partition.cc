@@ -48,12 +48,23 @@ absl::Status CheckMasterForm(const model::v1::EngineConfig& config) {
         "parameters without a master need stage 1, 2 or 3: at stage 0 every worker updates a whole "
         "replica");
   }
+  if (config.master_form() == model::v1::MASTER_FORM_NONE && config.tiered()) {
+    return absl::InvalidArgumentError(
+        "parameters without a master are updated in place, which states on the nvme tier cannot "
+        "be: an update must be repeatable");
+  }
   return absl::OkStatus();
+}
+
+// Whether masters are fp32 arrays beside the parameters whatever the configured form: where several
+// workers update replicas, and where an update must be repeatable from what was read.
+bool KeepsMastersBeside(const model::v1::EngineConfig& config) {
+  return config.stage() == 0 || config.tiered();
 }
 
 // Of a unit with optimizer states. Only bf16 parameters have anything but an fp32 master.
 MasterForm MasterFormOf(const Unit& unit, const model::v1::EngineConfig& config) {
-  if (unit.dtype != DType::kBfloat16 || config.stage() == 0) return MasterForm::kFloat32;
+  if (unit.dtype != DType::kBfloat16 || KeepsMastersBeside(config)) return MasterForm::kFloat32;
   switch (config.master_form()) {
     case model::v1::MASTER_FORM_SPLIT:
       return MasterForm::kSplit;
@@ -84,6 +95,7 @@ absl::StatusOr<PartitionPlan> PartitionPlan::Create(const Layout& layout,
   plan.state_slots_ = config.state_slots_size();
   plan.lanes_ = lanes;
   plan.chunk_elements_ = ChunkElements(config);
+  plan.section_alignment_ = config.tiered() ? kPage : 1;
   plan.PlanUnits(layout, config, worker);
   plan.PlaceSections(layout, config);
   return plan;
@@ -128,7 +140,7 @@ void PartitionPlan::PlanUnits(const Layout& layout, const model::v1::EngineConfi
     if (plan.has_optimizer) {
       plan.slice = config.stage() == 0 ? GrainRange{0, unit.grains} : plan.shard;
       plan.master_form = MasterFormOf(unit, config);
-      plan.canonical = unit.dtype == DType::kBfloat16 && config.stage() == 0 &&
+      plan.canonical = unit.dtype == DType::kBfloat16 && KeepsMastersBeside(config) &&
                        config.master_form() == model::v1::MASTER_FORM_SPLIT;
       if (state_format_ == StateFormat::kInt8) {
         plan.first_block = FirstBlock(layout, u, plan.slice.begin);
@@ -166,6 +178,11 @@ uint64_t PartitionPlan::Place(uint64_t& offset, uint64_t bytes, uint64_t& total)
   return at;
 }
 
+uint64_t PartitionPlan::PlaceState(uint64_t& offset, uint64_t bytes, uint64_t& total) const {
+  offset = AlignTo(offset, section_alignment_);
+  return Place(offset, bytes, total);
+}
+
 void PartitionPlan::PlaceSections(const Layout& layout, const model::v1::EngineConfig& config) {
   // Every slice is a whole number of grains, so every part but the scales is a multiple of 256
   // bytes.
@@ -181,18 +198,17 @@ void PartitionPlan::PlaceSections(const Layout& layout, const model::v1::EngineC
   for (uint32_t u = 0; u < units_.size(); ++u) {
     UnitPlan& unit = units_[u];
     if (!unit.has_optimizer || unit.master_form == MasterForm::kNone) continue;
-    // At stage 0 every worker updates a whole replica, so even fp32 parameters need a master of
-    // their own.
-    if (layout.units()[u].dtype == DType::kFloat32 && config.stage() > 0) continue;
+    // fp32 parameters are their own master.
+    if (layout.units()[u].dtype == DType::kFloat32 && !KeepsMastersBeside(config)) continue;
     const uint64_t element_bytes =
         unit.master_form == MasterForm::kSplit ? sizeof(uint16_t) : sizeof(float);
-    unit.master = Place(offset, unit.slice.elements() * element_bytes, totals_.master);
+    unit.master = PlaceState(offset, unit.slice.elements() * element_bytes, totals_.master);
   }
   PlaceStates(offset);
   for (uint32_t u = 0; u < units_.size(); ++u) {
     if (units_[u].resident) continue;
-    units_[u].shard_data =
-        Place(offset, units_[u].shard.elements() * SizeOf(layout.units()[u].dtype), totals_.shards);
+    units_[u].shard_data = PlaceState(
+        offset, units_[u].shard.elements() * SizeOf(layout.units()[u].dtype), totals_.shards);
   }
   bytes_ = AlignTo(offset, kPage);
   totals_.records = bytes_ - totals_.accumulator - totals_.master - totals_.state[0] -
@@ -203,14 +219,14 @@ void PartitionPlan::PlaceStates(uint64_t& offset) {
   for (uint32_t slot = 0; slot < state_slots_; ++slot) {
     for (UnitPlan& unit : units_) {
       if (!unit.has_optimizer) continue;
-      unit.state[slot] = Place(offset, unit.slice.elements() * StateElementBytes(state_format_),
-                               totals_.state[slot]);
+      unit.state[slot] = PlaceState(
+          offset, unit.slice.elements() * StateElementBytes(state_format_), totals_.state[slot]);
     }
   }
   for (uint32_t slot = 0; slot < state_slots_ && state_format_ == StateFormat::kInt8; ++slot) {
     for (UnitPlan& unit : units_) {
       if (!unit.has_optimizer) continue;
-      unit.scales[slot] = Place(offset, unit.blocks * sizeof(float), totals_.state[slot]);
+      unit.scales[slot] = PlaceState(offset, unit.blocks * sizeof(float), totals_.state[slot]);
     }
     offset = AlignTo(offset, kLine);
   }

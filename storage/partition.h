@@ -55,7 +55,8 @@ struct UnitPlan {
   MasterForm master_form = MasterForm::kFloat32;
   // kFloat32: the fp32 master, absent where the fp32 parameter is its own; kSplit: the low halves.
   uint64_t master = kAbsent;
-  // An fp32 master that holds only what a split one could (stage 0 beside split masters).
+  // An fp32 master that holds only what a split one could (stage 0 and tiered jobs, beside split
+  // masters).
   bool canonical = false;
   uint64_t state[kMaxStates] = {kAbsent, kAbsent};
   uint64_t scales[kMaxStates] = {kAbsent, kAbsent};  // 8-bit states: one fp32 a block
@@ -119,6 +120,8 @@ class PartitionPlan {
   uint64_t PlaceRecords(uint64_t put_bits);
   // Takes room for `elements`, adds it to `total`, and returns where it is.
   static uint64_t Place(uint64_t& offset, uint64_t bytes, uint64_t& total);
+  // The same for a unit's part of what may leave memory: such parts share no pages.
+  uint64_t PlaceState(uint64_t& offset, uint64_t bytes, uint64_t& total) const;
 
   std::vector<UnitPlan> units_;
   std::vector<ChunkPlan> chunks_;
@@ -126,6 +129,7 @@ class PartitionPlan {
   StateFormat state_format_ = StateFormat::kFloat32;
   uint32_t lanes_ = 1;
   uint64_t chunk_elements_ = kMaxChunkElements;
+  uint64_t section_alignment_ = 1;
   uint64_t bytes_ = 0;
   uint64_t undo_offset_ = 0;
   uint64_t undo_bytes_ = 0;

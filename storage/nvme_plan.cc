@@ -1,0 +1,116 @@
+#include "storage/nvme_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/dtype.h"
+#include "base/status.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+
+uint64_t AlignTo(uint64_t bytes, uint64_t alignment) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+
+// Whether the `index`-th of many belongs to a fraction of them, spread evenly.
+bool InFraction(uint32_t index, double fraction) {
+  return std::floor((index + 1.0) * fraction) > std::floor(index * fraction);
+}
+
+}  // namespace
+
+absl::Status NvmePlan::AddImage(NvmeImage image) {
+  std::vector<ChunkArray> arrays;
+  for (const PartitionArray& array : image.arrays) arrays.push_back(array.array);
+  shapes_.emplace_back();
+  if (arrays.empty()) {
+    image.elements = 0;
+    image.home = false;
+  } else {
+    ZS_ASSIGN_OR_RETURN(shapes_.back(), ChunkShape::Create(arrays));
+    max_image_bytes_ = std::max(max_image_bytes_, shapes_.back()->image_bytes());
+    for (const ChunkArray& array : arrays) unbacked_bytes_ += image.home ? array.bytes : 0;
+  }
+  images_.push_back(std::move(image));
+  return absl::OkStatus();
+}
+
+absl::Status NvmePlan::AddStates(const Layout& layout, const PartitionPlan& partition,
+                                 const model::v1::EngineConfig& config) {
+  const bool at_home = config.optimizer_tier() == model::v1::TIER_NVME;
+  for (uint32_t chunk = 0; chunk < chunks_; ++chunk) {
+    const ChunkPlan& plan = partition.chunks()[chunk];
+    NvmeImage image{.unit = plan.unit, .begin = plan.begin, .elements = plan.elements};
+    image.home = at_home && InFraction(chunk, config.optimizer_ratio());
+    if (config.tiered()) image.arrays = ChunkArraysOf(layout, partition, chunk);
+    ZS_RETURN_IF_ERROR(AddImage(std::move(image)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NvmePlan::AddParameters(const Layout& layout, const PartitionPlan& partition,
+                                     const model::v1::EngineConfig& config) {
+  uint64_t on_host = 0;
+  for (uint32_t u = 0; u < layout.units().size(); ++u) {
+    const UnitPlan& unit = partition.unit(u);
+    parameters_[u].first = static_cast<uint32_t>(images_.size());
+    if (config.parameter_tier() != model::v1::TIER_NVME || unit.resident) continue;
+    on_host += layout.units()[u].data_elements;
+    if (on_host <= config.host_parameter_elements()) continue;
+    const auto bytes = static_cast<uint32_t>(SizeOf(layout.units()[u].dtype));
+    const uint64_t first = unit.shard.first_element();
+    for (uint64_t done = 0; done < unit.shard.elements(); done += partition.chunk_elements()) {
+      NvmeImage image{.unit = u, .begin = first + done, .parameters = true, .home = true};
+      image.elements = std::min(partition.chunk_elements(), unit.shard.elements() - done);
+      image.arrays.push_back({{ChunkArrayKind::kParameter, bytes, image.elements * bytes},
+                              unit.shard_data + done * bytes});
+      // Where a unit has states, they are cut at the same places.
+      if (unit.chunks > parameters_[u].count) {
+        parameter_of_chunk_[unit.first_chunk + parameters_[u].count] =
+            static_cast<uint32_t>(images_.size());
+      }
+      ++parameters_[u].count;
+      ZS_RETURN_IF_ERROR(AddImage(std::move(image)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<NvmePlan> NvmePlan::Create(const Layout& layout, const PartitionPlan& partition,
+                                          const model::v1::EngineConfig& config,
+                                          std::span<const uint64_t> weights) {
+  NvmePlan plan;
+  plan.chunks_ = static_cast<uint32_t>(partition.chunks().size());
+  plan.parameters_.resize(layout.units().size());
+  plan.parameter_of_chunk_.resize(plan.chunks_, kNoImage);
+  ZS_RETURN_IF_ERROR(plan.AddStates(layout, partition, config));
+  ZS_RETURN_IF_ERROR(plan.AddParameters(layout, partition, config));
+  std::vector<uint64_t> bytes;
+  for (const std::optional<ChunkShape>& shape : plan.shapes_) {
+    bytes.push_back(shape.has_value() ? shape->image_bytes() : 0);
+  }
+  ZS_ASSIGN_OR_RETURN(plan.extents_, ExtentPlan::Create(bytes, weights, config.nvme().spares()));
+  return plan;
+}
+
+SlotTableShape NvmePlan::table_shape(uint64_t job_id, uint64_t layout_fingerprint) const {
+  return {.chunks = static_cast<uint32_t>(images_.size()),
+          .slots = extents_->slots(),
+          .job_id = job_id,
+          .layout_fingerprint = layout_fingerprint,
+          .plan_fingerprint = extents_->fingerprint()};
+}
+
+uint64_t NvmePlan::targets_offset() const {
+  return AlignTo(SlotTable::Bytes(static_cast<uint32_t>(images_.size()), extents_->slots()), 64);
+}
+
+uint64_t NvmePlan::table_bytes() const {
+  return AlignTo(targets_offset() + images_.size() * sizeof(uint64_t), kPage);
+}
+
+}  // namespace zeroshard
