@@ -256,7 +256,11 @@ Accumulated AccumulatorSpace::Accumulate(const AccumulateJob& job, ThreadPool& p
       sum.Sum(chunk.begin, chunk.begin + chunk.elements, squares[lane]);
     });
   }
-  for (const ExactSum& part : squares) result.squares.Merge(part);
+  for (ExactSum& part : squares) {
+    part.Normalize();
+    result.squares.Merge(part);
+  }
+  result.squares.Normalize();
   return result;
 }
 

@@ -79,7 +79,7 @@ class Engine {
   // leader sets the job's numbers. With parameters_only the numbers stay.
   absl::Status FinishRestore(const records::v1::JobState& state, bool parameters_only);
   // What brings frames and requests to this engine while it waits by itself (MakeReadable) and
-  // between the sums of two units.
+  // between the sums of two large units or of some small ones.
   void SetPump(std::function<void()> pump) { pump_ = std::move(pump); }
   // Waits until `unit` lies whole in the window, which a copied window may take other workers for.
   absl::Status MakeReadable(uint32_t unit, absl::Duration timeout);

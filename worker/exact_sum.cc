@@ -50,12 +50,16 @@ void ExactSum::Add(double value) {
 }
 
 void ExactSum::Merge(const ExactSum& other) {
-  ExactSum addend = other;
-  addend.Normalize();
-  Normalize();
-  for (int i = 0; i < kDigits; ++i) digits[i] += addend.digits[i];
-  flags |= addend.flags;
-  Normalize();
+  // Normalised, it adds as much to a digit as one number does.
+  if (other.pending > 0) {
+    ExactSum addend = other;
+    addend.Normalize();
+    Merge(addend);
+    return;
+  }
+  for (int i = 0; i < kDigits; ++i) digits[i] += other.digits[i];
+  flags |= other.flags;
+  if (++pending >= kMaxPending) Normalize();
 }
 
 void ExactSum::Normalize() {

@@ -27,7 +27,7 @@ struct ExactSum {
 
   void Add(double value);
 
-  // Adds another sum; exact.
+  // Adds another sum; exact. Costs least when the other is normalised.
   void Merge(const ExactSum& other);
 
   // Propagates carries: all digits but the last in [0, 2^32), pending 0. Equal sums then have equal

@@ -161,7 +161,7 @@ bool RankPort::PostQueued() {
     queue_.clear();
     return false;
   }
-  const Request request = queue_.front();
+  const Request& request = queue_.front();
   const bool again = request.id() <= slot().posted.load(std::memory_order_acquire);
   if (request.has_scatter()) {
     if (again) {

@@ -71,6 +71,7 @@ TEST(ExactSumTest, EveryOrderAndPartitionHasTheSameBytes) {
     for (double value : values) parts[random() % parts.size()].Add(value);
     ExactSum merged;
     for (const ExactSum& part : parts) merged.Merge(part);
+    merged.Normalize();
     ASSERT_EQ(std::memcmp(&merged, &whole, sizeof(whole)), 0);
     ASSERT_EQ(merged.ToDouble(), whole.ToDouble());
   }

@@ -1,5 +1,6 @@
 // A scatter returns at once and is overlapped with the rest of the backward pass: it completes, and
-// its slot of the gradient window is free, as soon as every rank's gradient of that unit was read.
+// its slot of the gradient window is free, as soon as every rank's gradient of that unit was read;
+// of small units, when some have been.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -13,9 +14,9 @@ namespace {
 
 constexpr uint64_t kElements = 40000;
 
-LocalJobOptions ThreeUnits(uint32_t workers) {
+LocalJobOptions ThreeUnits(uint32_t workers, uint64_t elements = kElements) {
   LocalJobOptions options;
-  options.manifest = MakeManifest({kElements, kElements, kElements}, model::v1::DTYPE_FLOAT32);
+  options.manifest = MakeManifest({elements, elements, elements}, model::v1::DTYPE_FLOAT32);
   options.config = MakeConfig(2, 2, model::v1::DTYPE_FLOAT32);
   options.config.set_optimizer(model::v1::OPTIMIZER_SGD);
   options.config.clear_state_slots();
@@ -78,24 +79,34 @@ TEST(ScatterTest, ARankThatIsAheadWaitsForNobody) {
   }
 }
 
-TEST(ScatterTest, ScattersCompleteOneByOneWhileOthersAreSummed) {
-  LocalJob job(ThreeUnits(1));
-  job.PutParameters(std::vector<std::vector<float>>(3, std::vector<float>(kElements, 0.0f)));
+// Sends all gradients of three units at once, runs the job, and returns how many of the scatters
+// what the worker lets in between two sums sees complete.
+std::vector<size_t> CompleteBetweenSums(uint64_t elements) {
+  LocalJob job(ThreeUnits(1, elements));
+  job.PutParameters(std::vector<std::vector<float>>(3, std::vector<float>(elements, 0.0f)));
   std::vector<uint64_t> ids;
   for (uint32_t unit : {0u, 1u, 2u}) {
     Scatter(job, 0, unit, 0, 1.0f);
     ids.push_back(Scatter(job, 1, unit, 0, 1.0f));
   }
-  // All three units wait when the worker looks. What it lets in between two sums sees those before
-  // complete.
   std::vector<size_t> complete;
   job.engine(0).SetPump([&] {
     complete.push_back(0);
     for (uint64_t id : ids) complete.back() += job.Done(1, id) ? 1 : 0;
   });
   job.Run();
-  EXPECT_EQ(complete, (std::vector<size_t>{0, 1, 2}));
   for (uint64_t id : ids) EXPECT_TRUE(job.Done(1, id));
+  return complete;
+}
+
+TEST(ScatterTest, ScattersCompleteOneByOneWhileOthersAreSummed) {
+  EXPECT_EQ(CompleteBetweenSums(300'000), (std::vector<size_t>{0, 1, 2}));
+}
+
+TEST(ScatterTest, ScattersOfSmallUnitsCompleteWhenSomeAreSummed) {
+  // 160,000 elements are summed before anything is let in, 320,000 are not.
+  EXPECT_EQ(CompleteBetweenSums(160'000), (std::vector<size_t>{0, 2}));
+  EXPECT_EQ(CompleteBetweenSums(40'000), (std::vector<size_t>{0}));
 }
 
 }  // namespace
