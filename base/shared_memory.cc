@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/huge_page.h"
 #include "base/status.h"
 
 namespace zeroshard {
@@ -106,7 +107,11 @@ absl::StatusOr<MappedRegion> MappedRegion::Map(int fd, size_t bytes, Access acce
   }
   const int protection = access == Access::kReadOnly ? PROT_READ : PROT_READ | PROT_WRITE;
   const int flags = MAP_SHARED | (options.populate ? MAP_POPULATE : 0);
-  void* address = ::mmap(nullptr, bytes, protection, flags, fd, static_cast<off_t>(options.offset));
+  void* address = MapForHugePages({.bytes = bytes,
+                                   .protection = protection,
+                                   .flags = flags,
+                                   .fd = fd,
+                                   .offset = options.offset});
   if (address == MAP_FAILED) {
     return ErrnoError(errno, absl::StrCat("map ", bytes, " bytes of"), Describe(fd));
   }
@@ -117,8 +122,6 @@ absl::StatusOr<MappedRegion> MappedRegion::Map(int fd, size_t bytes, Access acce
   if (options.dont_dump && ::madvise(address, bytes, MADV_DONTDUMP) != 0) {
     return ErrnoError(errno, "advise DONTDUMP on", Describe(fd));
   }
-  // Huge pages are an optimisation that a kernel may not have: its refusal changes nothing.
-  if (options.huge_pages) static_cast<void>(::madvise(address, bytes, MADV_HUGEPAGE));
   return region;
 }
 

@@ -49,18 +49,18 @@ absl::StatusOr<uint64_t> FileBytes(int fd);
 enum class Access { kReadOnly, kReadWrite };
 
 struct MapOptions {
-  size_t offset = 0;        // of the mapping in the file; a multiple of the page size
-  bool dont_fork = false;   // a forked child does not get the mapping
-  bool dont_dump = true;    // left out of core dumps
-  bool huge_pages = false;  // advice only; needs shmem_enabled=advise
-  bool populate = false;    // pages are mapped at once instead of on first touch
+  size_t offset = 0;       // of the mapping in the file; a multiple of the page size
+  bool dont_fork = false;  // a forked child does not get the mapping
+  bool dont_dump = true;   // left out of core dumps
+  bool populate = false;   // pages are mapped at once instead of on first touch
 };
 
 // A shared mapping of a descriptor, unmapped when destroyed. The descriptor may be closed
 // meanwhile.
 class MappedRegion {
  public:
-  // Maps `bytes` (> 0) of `fd`. InvalidArgument when the file is shorter than offset + bytes.
+  // Maps `bytes` (> 0) of `fd`, where huge pages are possible (base/huge_page.h). InvalidArgument
+  // when the file is shorter than offset + bytes.
   static absl::StatusOr<MappedRegion> Map(int fd, size_t bytes, Access access,
                                           const MapOptions& options = {});
 
