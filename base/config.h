@@ -70,8 +70,10 @@ class YamlNode {
   // The mapping at `key`; an empty one where the key is absent.
   absl::StatusOr<YamlNode> Child(std::string_view key) const;
 
-  // The list of mappings at `key`; empty where the key is absent.
-  absl::StatusOr<std::vector<YamlNode>> Children(std::string_view key) const;
+  // The list of mappings at `key`; empty where the key is absent. Where `shorthand` is given, a
+  // text in the list stands for the mapping {shorthand: text}.
+  absl::StatusOr<std::vector<YamlNode>> Children(std::string_view key,
+                                                 std::string_view shorthand = "") const;
 
   // The keys of this mapping, in the order of the file; they do not count as read.
   std::vector<std::string> Keys() const;

@@ -294,18 +294,25 @@ absl::StatusOr<YamlNode> YamlNode::Child(std::string_view key) const {
   return YamlNode(std::move(child));
 }
 
-absl::StatusOr<std::vector<YamlNode>> YamlNode::Children(std::string_view key) const {
+absl::StatusOr<std::vector<YamlNode>> YamlNode::Children(std::string_view key,
+                                                         std::string_view shorthand) const {
   const YAML::Node list = impl_->Read(key);
   std::vector<YamlNode> children;
   if (!list.IsDefined()) return children;
   if (!list.IsSequence()) return impl_->WrongType(key, "a list of mappings");
   for (const YAML::Node& item : list) {
     const std::string path = absl::StrCat(impl_->PathOf(key), "[", children.size(), "]");
-    if (!item.IsMap()) {
+    const bool is_short = item.IsScalar() && !shorthand.empty();
+    if (!item.IsMap() && !is_short) {
       return ErrorAt(impl_->source, item, path,
-                     absl::StrCat("expected a mapping, found ", Describe(item)));
+                     absl::StrCat("expected a mapping", shorthand.empty() ? "" : " or a text",
+                                  ", found ", Describe(item)));
     }
-    ZS_ASSIGN_OR_RETURN(std::shared_ptr<Impl> child, impl_->AddChild(item, path));
+    // Assigning to a YAML::Node changes the node it refers to.
+    YAML::Node mapping;
+    if (is_short) mapping[std::string(shorthand)] = item;
+    ZS_ASSIGN_OR_RETURN(std::shared_ptr<Impl> child,
+                        impl_->AddChild(is_short ? mapping : item, path));
     children.push_back(YamlNode(std::move(child)));
   }
   return children;

@@ -107,6 +107,7 @@ absl::Status ReadFile(const YamlNode& yaml, DaemonConfig& config) {
   ZS_RETURN_IF_ERROR(ReadLanes(yaml, config));
   ZS_RETURN_IF_ERROR(ReadUids(yaml, config));
   ZS_RETURN_IF_ERROR(ReadTimes(yaml, config));
+  ZS_RETURN_IF_ERROR(ReadTiers(yaml, config.tiers));
   return yaml.Finish();
 }
 
@@ -127,7 +128,7 @@ absl::Status ApplyFlags(const DaemonFlags& flags, DaemonConfig& config) {
   if (flags.host_memory_limit) {
     ZS_ASSIGN_OR_RETURN(config.host_memory_limit, ParseByteSize(*flags.host_memory_limit));
   }
-  return absl::OkStatus();
+  return ApplyNvmePathFlags(flags.nvme_paths, config.tiers);
 }
 
 absl::Status Check(const DaemonConfig& config) {
@@ -143,6 +144,7 @@ absl::Status Check(const DaemonConfig& config) {
   ZS_RETURN_IF_ERROR(CheckTimeout("attach_timeout", config.attach_timeout));
   ZS_RETURN_IF_ERROR(CheckTimeout("collective_timeout", config.collective_timeout));
   ZS_RETURN_IF_ERROR(CheckTimeout("rejoin_timeout", config.rejoin_timeout));
+  ZS_RETURN_IF_ERROR(CheckTiers(config.tiers));
   return CheckDevices(config.devices);
 }
 
@@ -217,7 +219,7 @@ std::string DaemonConfigText(const DaemonConfig& config) {
                   "\nrejoin_timeout: ", absl::FormatDuration(config.rejoin_timeout),
                   "\nallow_uids: [", absl::StrJoin(config.allow_uids, ", "),
                   "]\nlog_level: ", kLevels[static_cast<int>(config.log_level)], "\n",
-                  ClusterText(config.cluster));
+                  TierText(config.tiers), ClusterText(config.cluster));
   return text;
 }
 

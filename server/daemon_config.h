@@ -15,6 +15,7 @@
 #include "absl/time/time.h"
 #include "base/log.h"
 #include "server/cluster_config.h"
+#include "server/tier_config.h"
 
 namespace zeroshard {
 
@@ -29,6 +30,7 @@ struct DaemonConfig {
   // What the workers' Gloo transport binds to; in a cluster, unless given, this daemon's address.
   std::string gloo_address = "127.0.0.1";
   ClusterConfig cluster;
+  TierConfig tiers;
   uint64_t host_memory_limit = 0;  // bytes for all jobs, 0 for none
   uint32_t lanes_per_worker = 0;   // 0: the cores divided by the devices
   absl::Duration attach_timeout = absl::Seconds(300);
@@ -44,6 +46,7 @@ struct DaemonFlags {
   std::optional<std::string> run_dir, state_dir, checkpoint_dir, export_dir, worker_binary,
       metrics_address, log_level, host_memory_limit;
   std::vector<std::string> devices;
+  std::vector<std::string> nvme_paths;  // "PATH" or "PATH=WEIGHT"
 };
 
 // Reads and checks everything; touches nothing else.

@@ -28,10 +28,12 @@ namespace zeroshard {
 
 // kAdam: L2 weight decay.
 enum class OptimizerKind : std::uint8_t { kAdamW, kAdam, kSgd, kAdagrad, kLion };
-enum class OffloadDevice : std::uint8_t { kNone, kCpu };  // both are the host tier
+enum class OffloadDevice : std::uint8_t { kNone, kCpu, kNvme };  // the first two: the host tier
 enum class ReductionOrder : std::uint8_t { kDefault, kRanksFirst };
 enum class TransportChoice : std::uint8_t { kAuto, kShm, kGloo };
 enum class WindowChoice : std::uint8_t { kAuto, kInPlace, kCopy };
+// What committed steps survive: the death of processes, or the loss of power.
+enum class DurabilityChoice : std::uint8_t { kProcess, kPower };
 
 // torch.optim's meaning of every field; fields that the kind does not have keep their default.
 struct OptimizerConfig {
@@ -81,16 +83,18 @@ struct Batch {
 
 struct OffloadConfig {
   OffloadDevice device = OffloadDevice::kNone;
-  std::string nvme_path;  // empty: none
+  std::string nvme_path;  // as written; empty: none
   std::int64_t buffer_count = 0;
   std::int64_t buffer_size = 0;  // elements; parameters only
   std::int64_t max_in_cpu = 0;   // elements; parameters only
   bool pin_memory = true;
-  double ratio = 1;  // optimizer only
+  double ratio = 1;            // optimizer only, from here on
+  bool pipeline_read = true;   // DeepSpeed's default is false
+  bool pipeline_write = true;  // the same
 };
 
 struct AioConfig {
-  std::int64_t block_size = 1 << 20;  // bytes, a multiple of 512
+  std::int64_t block_size = 1 << 20;  // bytes, a multiple of 4096
   std::int64_t queue_depth = 8;
   std::int64_t intra_op_parallelism = 1;
   bool single_submit = false;
@@ -130,6 +134,22 @@ struct ZeroShardConfig {
   std::int64_t ranks_per_group = 0;  // 0: the ranks of a node
   std::int64_t user_state_bytes = 0;
   std::int64_t rounding_seed = 0;
+  DurabilityChoice durability = DurabilityChoice::kProcess;
+  std::int64_t nvme_spares = 4;  // slots beside the home slots, on each path
+  std::int64_t nvme_limit = 0;   // bytes of the job; 0: none
+  std::int64_t host_limit = 0;   // the same
+};
+
+// What the offload blocks come to at the job's stage.
+struct TierUse {
+  // Something is on the NVMe tier, or may be moved there. For a job without optimizer states:
+  // `parameters`.
+  bool tiered = false;
+  bool optimizer = false;         // masters and optimizer states are there, as far as ratio says
+  bool parameters = false;        // parameter shards are
+  std::string nvme_path;          // normalised; empty: all paths of the daemon
+  std::int64_t buffer_count = 0;  // the larger of the blocks that are in use
+  bool pin_memory = false;        // host memory is locked, staging too
 };
 
 enum class ValueOrigin : std::uint8_t { kDefault, kFile, kClient, kAlias, kCompat };
@@ -158,6 +178,7 @@ struct DsConfig {
   AioConfig aio;
   ActivationCheckpointingConfig activation_checkpointing;
   ZeroShardConfig zeroshard;
+  TierUse tiers;
 
   std::vector<ResolvedValue> resolved;
   std::vector<std::string> warnings;  // whole sentences

@@ -12,14 +12,18 @@ namespace {
 OffloadConfig BuildOffload(const Settings& settings, std::string_view block) {
   const auto path = [&](std::string_view name) { return Concat(block, ".", name); };
   OffloadConfig offload;
-  offload.device =
-      settings.Text(path("device")) == "cpu" ? OffloadDevice::kCpu : OffloadDevice::kNone;
+  const std::string device = settings.Text(path("device"));
+  if (device == "cpu") offload.device = OffloadDevice::kCpu;
+  if (device == "nvme") offload.device = OffloadDevice::kNvme;
   offload.nvme_path = settings.Text(path("nvme_path"));
   offload.buffer_count = settings.Int(path("buffer_count"));
   offload.buffer_size = settings.Int(path("buffer_size"));
   offload.max_in_cpu = settings.Int(path("max_in_cpu"));
   offload.pin_memory = settings.Bool(path("pin_memory"));
-  if (settings.Has(path("ratio"))) offload.ratio = settings.Float(path("ratio"));
+  if (!settings.Has(path("ratio"))) return offload;
+  offload.ratio = settings.Float(path("ratio"));
+  offload.pipeline_read = settings.Bool(path("pipeline_read"));
+  offload.pipeline_write = settings.Bool(path("pipeline_write"));
   return offload;
 }
 
@@ -168,6 +172,10 @@ ZeroShardConfig BuildOwn(const Settings& settings) {
   own.ranks_per_group = settings.Int("zeroshard.ranks_per_group");
   own.user_state_bytes = settings.Int("zeroshard.user_state_bytes");
   own.rounding_seed = settings.Int("zeroshard.rounding_seed");
+  if (settings.Text("zeroshard.durability") == "power") own.durability = DurabilityChoice::kPower;
+  own.nvme_spares = settings.Int("zeroshard.nvme_spares");
+  own.nvme_limit = settings.Int("zeroshard.nvme_limit");
+  own.host_limit = settings.Int("zeroshard.host_limit");
   return own;
 }
 
@@ -192,6 +200,7 @@ DsConfig BuildDsConfig(const Settings& settings) {
   config.aio = BuildAio(settings);
   config.activation_checkpointing = BuildActivations(settings);
   config.zeroshard = BuildOwn(settings);
+  config.tiers = TierUseOf(settings);
   AppendResolvedValues(settings, config);
   return config;
 }

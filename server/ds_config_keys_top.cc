@@ -103,6 +103,20 @@ constexpr std::array kTopTable = std::to_array<KeySpec>({
      "auto|fp32|bf16|int8"},
     {"zeroshard.rounding_seed", kInt, "0", kHonoured, "of stochastic rounding (master none)", 0,
      kCount, kStrict},
+    {"zeroshard.durability", kText, "\"process\"", kHonoured,
+     "process: states survive the death of any process; power: each committed step survives the "
+     "loss of power (all optimizer states on nvme)",
+     0, 0, 0, "process|power"},
+    {"zeroshard.nvme_spares", kInt, "4", kHonoured,
+     "chunks of room on each nvme path beside two for each chunk, for writes that failed or may "
+     "still land",
+     1, 1024, kStrict},
+    {"zeroshard.nvme_limit", kInt, "0", kHonoured,
+     "bytes of the job on nvme, checked when it attaches; 0: the daemon's job_nvme_limit", 0,
+     kCount, kStrict},
+    {"zeroshard.host_limit", kInt, "0", kHonoured,
+     "bytes of the job in host memory, checked when it attaches; 0: the daemon's job_host_limit", 0,
+     kCount, kStrict},
 });
 
 constexpr std::array kPrecisionTable = std::to_array<KeySpec>({

@@ -10,44 +10,6 @@ namespace zeroshard {
 namespace {
 
 constexpr std::string_view kStage = "zero_optimization.stage";
-constexpr std::string_view kParam = "zero_optimization.offload_param";
-constexpr std::string_view kOptimizer = "zero_optimization.offload_optimizer";
-
-// Names those of the keys that the file or the client set.
-void NameIdle(std::initializer_list<std::string_view> paths, std::string_view reason,
-              const Settings& settings, Findings& findings) {
-  for (const std::string_view path : paths) {
-    if (settings.Given(path)) findings.NoEffect(path, reason);
-  }
-}
-
-void CheckOffload(const Settings& settings, Findings& findings) {
-  for (const std::string_view block : {kParam, kOptimizer}) {
-    const std::string device = Concat(block, ".device");
-    if (settings.Text(device) != "nvme") continue;
-    findings.Error(
-        settings.At(device),
-        Concat(device, " is \"nvme\": the nvme tier is not in this build; write \"cpu\""));
-    const std::string path = Concat(block, ".nvme_path");
-    if (settings.Text(path).empty()) {
-      findings.Error(settings.At(device),
-                     Concat(path, " is not given; nvme needs the path of a directory"));
-    }
-  }
-  const std::int64_t stage = settings.Int(kStage);
-  const std::string ratio = Concat(kOptimizer, ".ratio");
-  if (settings.Float(ratio) < 1 && stage != 3) {
-    findings.Error(settings.At(ratio),
-                   Concat(ratio, " below 1.0 needs stage 3, and the stage is ", stage));
-  }
-  if (stage < 3 && settings.Has(Concat(kParam, ".device")) &&
-      settings.Text(Concat(kParam, ".device")) != "none") {
-    findings.NoEffect(kParam, "parameters are sharded at stage 3 only");
-  }
-  if (stage < 1 && settings.Text(Concat(kOptimizer, ".device")) == "cpu") {
-    findings.NoEffect(kOptimizer, "optimizer states are sharded from stage 1 on");
-  }
-}
 
 void CheckZero(const Settings& settings, Findings& findings) {
   const std::int64_t stage = settings.Int(kStage);
@@ -61,11 +23,6 @@ void CheckZero(const Settings& settings, Findings& findings) {
               "zero_optimization.stage3_param_persistence_threshold",
               "zero_optimization.stage3_max_live_parameters"},
              "it is a setting of stage 3", settings, findings);
-  }
-  constexpr std::string_view kBlockSize = "aio.block_size";
-  if (settings.Int(kBlockSize) % 512 != 0) {
-    findings.Error(settings.At(kBlockSize), Concat(kBlockSize, " is ", settings.Int(kBlockSize),
-                                                   "; expected a multiple of 512"));
   }
 }
 
@@ -150,9 +107,16 @@ void CheckScheduler(const Settings& settings, Findings& findings) {
 
 }  // namespace
 
+void NameIdle(std::initializer_list<std::string_view> paths, std::string_view reason,
+              const Settings& settings, Findings& findings) {
+  for (const std::string_view path : paths) {
+    if (settings.Given(path)) findings.NoEffect(path, reason);
+  }
+}
+
 void CheckRules(const Settings& settings, Findings& findings) {
   CheckZero(settings, findings);
-  CheckOffload(settings, findings);
+  CheckNvme(settings, findings);
   CheckPrecision(settings, findings);
   CheckOptimizer(settings, findings);
   CheckScheduler(settings, findings);

@@ -2,6 +2,7 @@
 #define ZEROSHARD_SERVER_DS_CONFIG_SETTINGS_H_
 
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <optional>
 #include <string>
@@ -93,8 +94,15 @@ Settings ReadSettings(const JsonValue& root, const Marks& marks, Findings& findi
 void FillDefaults(Settings& settings, Findings& findings);
 // Step 5: one value each for the form of master parameters and optimizer states.
 void SettleStateForms(Settings& settings, Findings& findings);
-// Step 6: rules between keys.
+// What the offload blocks come to. Paths that CheckNvme refuses are left out.
+TierUse TierUseOf(const Settings& settings);
+// Step 6: rules between keys; those of the offload blocks and aio.
+void CheckNvme(const Settings& settings, Findings& findings);
+// All rules.
 void CheckRules(const Settings& settings, Findings& findings);
+// Names those of the keys that the file or the client set.
+void NameIdle(std::initializer_list<std::string_view> paths, std::string_view reason,
+              const Settings& settings, Findings& findings);
 // Step 7: the plain structure. `settings` has passed all checks.
 DsConfig BuildDsConfig(const Settings& settings);
 void AppendResolvedValues(const Settings& settings, DsConfig& config);

@@ -123,6 +123,14 @@ void CheckMaster(const Settings& settings, Findings& findings) {
                               "; write \"auto\", or enable bf16"));
     return;
   }
+  if (master == "none" && TierUseOf(settings).tiered) {
+    findings.Error(at,
+                   Concat(Spelling(kMaster, settings),
+                          ", and states that can be on nvme need a master: a step that fails "
+                          "halfway is done again from what the drive holds, and rounding the "
+                          "parameter again would change it; write \"auto\", or device cpu and no "
+                          "nvme_path"));
+  }
   if (master == "none" && settings.Int(kStage) == 0) {
     findings.Error(at, Concat(Spelling(kMaster, settings),
                               ", which needs stage 1, 2 or 3, and the stage is 0; write a stage, "
@@ -156,10 +164,21 @@ void CheckStates(const Settings& settings, Findings& findings) {
   }
 }
 
+// A job whose states can be on nvme holds the split master whole, with the same values.
+void NoteWholeMaster(Settings& settings) {
+  const Setting* setting = settings.Find(kMaster);
+  if (settings.Text(kMaster) != "split" || !TierUseOf(settings).tiered) return;
+  Setting noted = *setting;
+  noted.note += Concat(noted.note.empty() ? "" : "; ",
+                       "held with all its 32 bits, because states can be on nvme");
+  settings.Set(std::move(noted));
+}
+
 }  // namespace
 
 void SettleStateForms(Settings& settings, Findings& findings) {
   SettleMaster(settings, findings);
+  NoteWholeMaster(settings);
   SettleStates(settings, findings);
   CheckMaster(settings, findings);
   CheckStates(settings, findings);

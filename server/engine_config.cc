@@ -120,6 +120,47 @@ absl::Status CheckGroups(const PlanInput& input, model::v1::OptimizerKind kind) 
   return absl::OkStatus();
 }
 
+void SetNvme(const DsConfig& config, model::v1::NvmeConfig& nvme) {
+  const OffloadConfig& optimizer = config.zero.offload_optimizer;
+  nvme.set_block_bytes(static_cast<uint64_t>(config.aio.block_size));
+  nvme.set_queue_depth(static_cast<uint32_t>(config.aio.queue_depth));
+  nvme.set_threads(static_cast<uint32_t>(config.aio.intra_op_parallelism));
+  nvme.set_single_submit(config.aio.single_submit);
+  nvme.set_overlap_events(config.aio.overlap_events);
+  nvme.set_buffer_count(static_cast<uint32_t>(config.tiers.buffer_count));
+  nvme.set_pipeline_read(optimizer.pipeline_read);
+  nvme.set_pipeline_write(optimizer.pipeline_write);
+  nvme.set_durability(config.zeroshard.durability == DurabilityChoice::kPower
+                          ? model::v1::DURABILITY_POWER
+                          : model::v1::DURABILITY_PROCESS);
+  nvme.set_spares(static_cast<uint32_t>(config.zeroshard.nvme_spares));
+}
+
+// Where state rests. A job without optimizer states is tiered by its parameters alone.
+absl::Status SetTiers(const DsConfig& config, model::v1::EngineConfig& engine) {
+  const TierUse& use = config.tiers;
+  const bool states = engine.optimizer() != model::v1::OPTIMIZER_NONE;
+  if (!states && config.zeroshard.durability == DurabilityChoice::kPower) {
+    return absl::InvalidArgumentError(
+        "zeroshard.durability is \"power\", and the job has no optimizer states that could be on "
+        "nvme; write \"process\"");
+  }
+  if (use.pin_memory) engine.mutable_nvme()->set_pin_memory(true);
+  if (!use.parameters && !(use.tiered && states)) return absl::OkStatus();
+  engine.set_tiered(true);
+  SetNvme(config, *engine.mutable_nvme());
+  const double ratio = config.zero.offload_optimizer.ratio;
+  if (use.optimizer && states && ratio > 0) {
+    engine.set_optimizer_tier(model::v1::TIER_NVME);
+    engine.set_optimizer_ratio(ratio);
+  }
+  if (use.parameters) {
+    engine.set_parameter_tier(model::v1::TIER_NVME);
+    engine.set_host_parameter_elements(static_cast<uint64_t>(config.zero.offload_param.max_in_cpu));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SetPlacement(const PlanInput& input, model::v1::EngineConfig& engine) {
   const ZeroShardConfig& own = input.config.zeroshard;
   const bool gloo = own.transport == TransportChoice::kGloo || input.nodes > 1;
@@ -131,7 +172,8 @@ absl::Status SetPlacement(const PlanInput& input, model::v1::EngineConfig& engin
         input.nodes > 1 ? "the job spans daemons" : "zeroshard.transport is \"gloo\"",
         "; leave the window to \"auto\""));
   }
-  const bool copy = own.window == WindowChoice::kCopy || !one_island;
+  const bool copy = own.window == WindowChoice::kCopy || !one_island ||
+                    engine.parameter_tier() == model::v1::TIER_NVME;
   engine.set_window(copy ? model::v1::WINDOW_COPY : model::v1::WINDOW_IN_PLACE);
   engine.set_reduction_group(own.ranks_per_group > 0 ? static_cast<uint32_t>(own.ranks_per_group)
                                                      : input.local_ranks);
@@ -186,6 +228,7 @@ absl::StatusOr<model::v1::EngineConfig> MakeEngineConfig(const PlanInput& input)
   ZS_RETURN_IF_ERROR(SetOptimizer(input, engine));
   ZS_RETURN_IF_ERROR(CheckGroups(input, engine.optimizer()));
   ZS_RETURN_IF_ERROR(SetStateForms(config, engine));
+  ZS_RETURN_IF_ERROR(SetTiers(config, engine));
   ZS_RETURN_IF_ERROR(SetPlacement(input, engine));
   SetLossScale(config, engine);
   return engine;

@@ -69,6 +69,8 @@ void AddFlags(CLI::App& app, DaemonFlags& flags, bool& check) {
   app.add_option("--metrics-address", flags.metrics_address, "Address of /metrics, or off");
   app.add_option("--host-memory-limit", flags.host_memory_limit,
                  "Bytes that all jobs together may use, as 64GiB");
+  app.add_option("--nvme-path", flags.nvme_paths,
+                 "Directory of the NVMe tier, as PATH or PATH=WEIGHT; may be repeated");
   app.add_option("--log-level", flags.log_level, "debug, info, warn, error or off");
   app.set_version_flag("--version", kVersion);
 }

@@ -90,6 +90,20 @@ TEST(YamlNodeTest, ErrorsNameFileLineKeyAndValue) {
   EXPECT_FALSE(node.String("workers", "").ok());
 }
 
+TEST(YamlNodeTest, ATextMayStandForAMapping) {
+  const YamlNode node = Parse("paths: [/a, {path: /b, weight: 2}]\n");
+  const auto paths = node.Children("paths", "path");
+  ASSERT_TRUE(paths.ok()) << paths.status();
+  ASSERT_EQ(paths->size(), 2u);
+  EXPECT_EQ((*paths)[0].RequiredString("path").value(), "/a");
+  EXPECT_EQ((*paths)[0].Int("weight", 1).value(), 1);
+  EXPECT_EQ((*paths)[1].Int("weight", 1).value(), 2);
+  EXPECT_EQ((*paths)[1].RequiredString("path").value(), "/b");
+  EXPECT_TRUE(node.Finish().ok()) << node.Finish();
+  EXPECT_THAT(MessageOf(Parse("paths: [[/a]]\n").Children("paths", "path")),
+              HasSubstr("d.yaml:1: paths[0]: expected a mapping or a text, found a list"));
+}
+
 TEST(YamlNodeTest, UnknownKeysAreReportedTogether) {
   const YamlNode node = Parse("known: 1\nsokcet: 2\nworkers:\n  thraeds: 3\n");
   ASSERT_TRUE(node.Int("known", 0).ok());

@@ -81,6 +81,69 @@ TEST(DaemonConfig, WhatItPrintsItReads) {
   EXPECT_EQ(DaemonConfigText(*again), DaemonConfigText(*config));
 }
 
+TEST(DaemonConfig, TheNvmeTier) {
+  const auto config = Load(R"(
+run_dir: /run/z
+nvme_paths:
+  - /nvme0/
+  - {path: "/nvme 1", weight: 3, allow_network_path: true}
+nvme_limit: 2TiB
+nvme_write_budget: 1TiB
+io_backend: threads
+io_timeout: 5s
+io_bytes_per_second: 1GiB
+io_depth: 64
+huge_pages: false
+require_pinned: true
+job_host_limit: 8GiB
+job_nvme_limit: 16GiB
+)");
+  ASSERT_TRUE(config.ok()) << config.status();
+  const TierConfig& tiers = config->tiers;
+  EXPECT_THAT(tiers.nvme_paths,
+              ElementsAre(NvmePathConfig{"/nvme0", 1, false}, NvmePathConfig{"/nvme 1", 3, true}));
+  EXPECT_EQ(tiers.nvme_limit, uint64_t{2} << 40);
+  EXPECT_EQ(tiers.nvme_write_budget, uint64_t{1} << 40);
+  EXPECT_EQ(tiers.io_backend, IoBackend::kThreads);
+  EXPECT_EQ(tiers.io_timeout, absl::Seconds(5));
+  EXPECT_EQ(tiers.io_bytes_per_second, uint64_t{1} << 30);
+  EXPECT_EQ(tiers.io_depth, 64u);
+  EXPECT_FALSE(tiers.huge_pages);
+  EXPECT_TRUE(tiers.require_pinned);
+  EXPECT_EQ(tiers.job_host_limit, uint64_t{8} << 30);
+  EXPECT_EQ(tiers.job_nvme_limit, uint64_t{16} << 30);
+  const auto again = Load(DaemonConfigText(*config));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(DaemonConfigText(*again), DaemonConfigText(*config));
+  EXPECT_EQ(again->tiers.nvme_paths, tiers.nvme_paths);
+}
+
+TEST(DaemonConfig, TheNvmeTierByDefault) {
+  const auto config = Load("");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_TRUE(config->tiers.nvme_paths.empty());
+  EXPECT_EQ(config->tiers.io_backend, IoBackend::kAuto);
+  EXPECT_EQ(config->tiers.io_timeout, absl::Seconds(30));
+  EXPECT_TRUE(config->tiers.huge_pages);
+  EXPECT_FALSE(config->tiers.require_pinned);
+}
+
+TEST(DaemonConfig, NvmePathFlagsReplaceTheListOfTheFile) {
+  DaemonFlags flags;
+  flags.config_file = WriteFile("nvme_paths: [/file]\n");
+  flags.nvme_paths = {"/a", "/b=4"};
+  const auto config = LoadDaemonConfig(flags);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_THAT(config->tiers.nvme_paths,
+              ElementsAre(NvmePathConfig{"/a", 1, false}, NvmePathConfig{"/b", 4, false}));
+  flags.nvme_paths = {"/a", "/a/=4"};
+  EXPECT_THAT(std::string(LoadDaemonConfig(flags).status().message()),
+              HasSubstr("nvme_paths: \"/a\" is named twice"));
+  flags.nvme_paths = {"b=4"};
+  EXPECT_THAT(std::string(LoadDaemonConfig(flags).status().message()),
+              HasSubstr("--nvme-path: expected an absolute path"));
+}
+
 TEST(DaemonConfig, ACluster) {
   const auto config = Load(
       "cluster: {node: 1, addresses: [\"127.0.0.1:7401\", \"[::1]:7402\"]}\nrun_dir: /run/z\n");
@@ -152,6 +215,26 @@ INSTANTIATE_TEST_SUITE_P(
                             "gloo_address", "10.0.0.1:1"},
                     BadCase{"cluster: {nodes: 2, addresses: [\"127.0.0.1:1\", \"127.0.0.1:2\"]}",
                             "nodes", "nodes"},
+                    BadCase{"nvme_paths: /a", "nvme_paths", "list"},
+                    BadCase{"nvme_paths: [a]", "nvme_paths[0].path", "\"a\""},
+                    BadCase{"nvme_paths: [/a, [/b]]", "nvme_paths[1]", "a list"},
+                    BadCase{"nvme_paths: [/a, /b/../a]", "nvme_paths[1].path", "/b/../a"},
+                    BadCase{"nvme_paths: [/a, {path: /a/}]", "nvme_paths", "twice"},
+                    BadCase{"nvme_paths: [{weight: 2}]", "nvme_paths[0].path", "missing"},
+                    BadCase{"nvme_paths: [{path: /a, weight: 0}]", "nvme_paths[0].weight", "0"},
+                    BadCase{"nvme_paths: [{path: /a, wieght: 2}]", "nvme_paths[0].wieght",
+                            "unknown key"},
+                    BadCase{"nvme_limit: lots", "nvme_limit", "lots"},
+                    BadCase{"nvme_write_budget: -1", "nvme_write_budget", "-1"},
+                    BadCase{"io_backend: aio", "io_backend", "uring"},
+                    BadCase{"io_timeout: 0s", "io_timeout", "0"},
+                    BadCase{"io_timeout: 48h", "io_timeout", "48h"},
+                    BadCase{"io_bytes_per_second: fast", "io_bytes_per_second", "fast"},
+                    BadCase{"io_depth: 4097", "io_depth", "4097"},
+                    BadCase{"huge_pages: sometimes", "huge_pages", "sometimes"},
+                    BadCase{"require_pinned: 1", "require_pinned", "1"},
+                    BadCase{"job_host_limit: -5", "job_host_limit", "-5"},
+                    BadCase{"job_nvme_limit: [1]", "job_nvme_limit", "list"},
                     BadCase{"metrics_adress: off", "metrics_adress", "metrics_adress"}));
 
 TEST(DaemonConfig, ADirectoryIsNoConfigFile) {

@@ -4,14 +4,20 @@
 
 namespace zeroshard {
 
+namespace {
+// Without it nothing of aio has an effect.
+constexpr std::string_view kOnNvme =
+    R"("zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme"}})";
+}  // namespace
+
 std::vector<DeepSpeedRow> DeepSpeedTopRows() {
   return {
-      {"aio.block_size", "1048576", "65536", "1000", Fate::kNoEffect},
-      {"aio.queue_depth", "8", "32", "0", Fate::kNoEffect},
-      {"aio.intra_op_parallelism", "1", "4", "0", Fate::kNoEffect},
-      {"aio.thread_count", "", "4", "0", Fate::kDeprecated},
-      {"aio.single_submit", "false", "true", R"("x")", Fate::kNoEffect},
-      {"aio.overlap_events", "true", "false", R"("x")", Fate::kNoEffect},
+      {"aio.block_size", "1048576", "65536", "1000", Fate::kHonoured, "", kOnNvme},
+      {"aio.queue_depth", "8", "32", "0", Fate::kHonoured, "", kOnNvme},
+      {"aio.intra_op_parallelism", "1", "4", "0", Fate::kHonoured, "", kOnNvme},
+      {"aio.thread_count", "", "4", "0", Fate::kDeprecated, "", kOnNvme},
+      {"aio.single_submit", "false", "true", R"("x")", Fate::kHonoured, "", kOnNvme},
+      {"aio.overlap_events", "true", "false", R"("x")", Fate::kHonoured, "", kOnNvme},
       {"aio.use_gds", "false", "true", R"("x")", Fate::kRefused},
       {"train_batch_size", "null", "32", "0", Fate::kHonoured},
       {"train_micro_batch_size_per_gpu", "null", "4.0", "1.5", Fate::kHonoured},

@@ -238,17 +238,9 @@ TEST(DsConfig, RulesBetweenKeys) {
              "needs stage 3");
   EXPECT_HAS(Refusal(Zero("\"stage\": 1, \"allgather_bucket_size\": 5")), "multiple of 2");
   EXPECT_EQ(Parsed(Zero("\"stage\": 3, \"allgather_bucket_size\": 5")).zero.stage, 3);
-  EXPECT_HAS(Refusal("{aio: {block_size: 1000}}"), "multiple of 512");
+  EXPECT_HAS(Refusal("{aio: {block_size: 5000}}"),
+             "block_size is 5000; expected a multiple of 4096");
   EXPECT_HAS(Refusal("{gradient_allreduce_op: \"sum\"}"), "multiply the loss");
-}
-
-TEST(DsConfig, NvmeIsRefusedByNameUntilThereIsSuchATier) {
-  const std::string message = Refusal(
-      Zero("\"stage\": 3, \"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": \"/x\"}"));
-  EXPECT_HAS(message, "zero_optimization.offload_optimizer.device");
-  EXPECT_HAS(message, "the nvme tier is not in this build");
-  EXPECT_HAS(Refusal(Zero("\"stage\": 3, \"offload_param\": {\"device\": \"nvme\"}")),
-             "nvme_path is not given");
 }
 
 TEST(DsConfig, ASettingWithoutEffectIsSaidToHaveNone) {

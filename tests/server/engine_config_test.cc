@@ -120,6 +120,87 @@ TEST(EngineConfig, GroupsAreCheckedAsTheirOptimizerReadsThem) {
   }
 }
 
+PlanInput Offloaded(int stage, const std::string& optimizer, const std::string& param = "{}",
+                    const std::string& top = "{}") {
+  PlanInput input = Input(Type("AdamW"));
+  const auto config = ParseDsConfig(absl::StrCat(
+      R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true},
+          "optimizer": {"type": "AdamW"}, "zero_optimization": {"stage": )",
+      stage, R"(, "offload_optimizer": )", optimizer, R"(, "offload_param": )", param,
+      R"(}, "aio": {"block_size": 65536, "queue_depth": 4, "intra_op_parallelism": 2,
+          "single_submit": true, "overlap_events": false}, "zeroshard": )",
+      top, "}"));
+  EXPECT_TRUE(config.ok()) << config.status();
+  if (config.ok()) input.config = *config;
+  return input;
+}
+
+TEST(EngineConfig, StatesOnNvme) {
+  const auto engine =
+      Engine(Offloaded(1, R"({"device": "nvme", "buffer_count": 6, "pipeline_write": false})", "{}",
+                       R"({"nvme_spares": 7, "durability": "power"})"));
+  EXPECT_TRUE(engine.tiered());
+  EXPECT_EQ(engine.optimizer_tier(), model::v1::TIER_NVME);
+  EXPECT_EQ(engine.optimizer_ratio(), 1.0);
+  EXPECT_EQ(engine.parameter_tier(), model::v1::TIER_HOST);
+  EXPECT_EQ(engine.window(), model::v1::WINDOW_IN_PLACE);
+  EXPECT_EQ(engine.master_form(), model::v1::MASTER_FORM_SPLIT);
+  const model::v1::NvmeConfig& nvme = engine.nvme();
+  EXPECT_EQ(nvme.block_bytes(), 65536u);
+  EXPECT_EQ(nvme.queue_depth(), 4u);
+  EXPECT_EQ(nvme.threads(), 2u);
+  EXPECT_TRUE(nvme.single_submit());
+  EXPECT_FALSE(nvme.overlap_events());
+  EXPECT_EQ(nvme.buffer_count(), 6u);
+  EXPECT_TRUE(nvme.pipeline_read());
+  EXPECT_FALSE(nvme.pipeline_write());
+  EXPECT_EQ(nvme.durability(), model::v1::DURABILITY_POWER);
+  EXPECT_EQ(nvme.spares(), 7u);
+  EXPECT_TRUE(nvme.pin_memory());
+}
+
+TEST(EngineConfig, APartOfTheStatesOnNvme) {
+  const auto half = Engine(Offloaded(3, R"({"device": "nvme", "ratio": 0.5})"));
+  EXPECT_EQ(half.optimizer_tier(), model::v1::TIER_NVME);
+  EXPECT_EQ(half.optimizer_ratio(), 0.5);
+  const auto none = Engine(Offloaded(3, R"({"device": "nvme", "ratio": 0})"));
+  EXPECT_TRUE(none.tiered());
+  EXPECT_EQ(none.optimizer_tier(), model::v1::TIER_HOST);
+  const auto later = Engine(Offloaded(3, R"({"device": "cpu", "nvme_path": "/a"})"));
+  EXPECT_TRUE(later.tiered());
+  EXPECT_EQ(later.optimizer_tier(), model::v1::TIER_HOST);
+}
+
+TEST(EngineConfig, ParametersOnNvmeHaveACopiedWindow) {
+  const auto engine = Engine(Offloaded(3, "{}", R"({"device": "nvme", "max_in_cpu": 500})"));
+  EXPECT_TRUE(engine.tiered());
+  EXPECT_EQ(engine.parameter_tier(), model::v1::TIER_NVME);
+  EXPECT_EQ(engine.host_parameter_elements(), 500u);
+  EXPECT_EQ(engine.optimizer_tier(), model::v1::TIER_HOST);
+  EXPECT_EQ(engine.window(), model::v1::WINDOW_COPY);
+  EXPECT_EQ(engine.nvme().buffer_count(), 5u);
+  PlanInput forward = Offloaded(3, R"({"device": "nvme"})", R"({"device": "nvme"})");
+  forward.forward_only = true;
+  EXPECT_TRUE(Engine(forward).tiered());
+  EXPECT_EQ(Engine(forward).optimizer_tier(), model::v1::TIER_HOST);
+  EXPECT_EQ(Engine(forward).parameter_tier(), model::v1::TIER_NVME);
+}
+
+TEST(EngineConfig, JobsInMemoryAreNotTiered) {
+  const auto host = Engine(Offloaded(3, R"({"device": "cpu"})", R"({"device": "cpu"})"));
+  EXPECT_FALSE(host.tiered());
+  EXPECT_TRUE(host.nvme().pin_memory());
+  EXPECT_FALSE(Engine(Offloaded(3, "{}")).has_nvme());
+  EXPECT_FALSE(Engine(Offloaded(0, R"({"device": "nvme"})")).tiered());
+  PlanInput forward = Offloaded(3, R"({"device": "nvme"})");
+  forward.forward_only = true;
+  EXPECT_FALSE(Engine(forward).tiered()) << "it has no states";
+  forward.config.zeroshard.durability = DurabilityChoice::kPower;
+  const auto refused = MakeEngineConfig(forward);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("zeroshard.durability"));
+}
+
 TEST(EngineConfig, JobsWithoutUpdatesKeepTheDefaults) {
   PlanInput input = Input(Type("AdamW8bit"), R"({"master": "none"})");
   input.forward_only = true;
