@@ -59,6 +59,10 @@ const std::vector<MetricDescription>& AllMetrics() {
       {"zeroshard_copied_bytes_total", kCounter, "job, worker", "Bytes copied inside the node"},
       {"zeroshard_window_bytes", kGauge, "job, worker",
        "Bytes of the parameter window that are backed by memory"},
+      {"zeroshard_worker_pinned_bytes", kGauge, "job, worker",
+       "Bytes of host memory that are locked, or will be once they are used"},
+      {"zeroshard_worker_unpinned_bytes", kGauge, "job, worker",
+       "Bytes of host memory that the job wants locked and that are not"},
       {"zeroshard_prefetch_hits_total", kCounter, "job, worker",
        "Gathers that were complete when they were needed"},
       {"zeroshard_prefetch_misses_total", kCounter, "job, worker",
@@ -182,6 +186,8 @@ void JobMetrics::AddStats(const std::string& job, uint32_t worker,
   Grow("zeroshard_prefetch_misses_total", labels,
        Difference(now.prefetch_misses(), before.prefetch_misses()));
   Set("zeroshard_window_bytes", labels, static_cast<double>(now.window_bytes()));
+  Set("zeroshard_worker_pinned_bytes", labels, static_cast<double>(now.pinned_bytes()));
+  Set("zeroshard_worker_unpinned_bytes", labels, static_cast<double>(now.unpinned_bytes()));
   Observe("zeroshard_gather_seconds", labels, before.gather_us(), now.gather_us());
   Observe("zeroshard_scatter_seconds", labels, before.scatter_us(), now.scatter_us());
   Observe("zeroshard_step_seconds", labels, before.step_us(), now.step_us());

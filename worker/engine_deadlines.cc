@@ -135,6 +135,8 @@ internal::v1::Stats Engine::Stats() const {
   stats.set_prefetch_misses(counters.prefetch_misses);
   const absl::StatusOr<uint64_t> window = AllocatedBytes(context_.memory().window_fd());
   if (window.ok()) stats.set_window_bytes(*window);
+  stats.set_pinned_bytes(context_.memory().pins().pinned_bytes());
+  stats.set_unpinned_bytes(context_.memory().pins().unpinned_bytes());
   CopyBuckets(counters.gather, stats.mutable_gather_us());
   CopyBuckets(counters.scatter, stats.mutable_scatter_us());
   CopyBuckets(counters.step, stats.mutable_step_us());

@@ -55,6 +55,7 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(internal::v1::Worke
   }
   ZS_RETURN_IF_ERROR(memory->MapRegions(std::move(fds)));
   ZS_RETURN_IF_ERROR(memory->OpenBoard());
+  ZS_RETURN_IF_ERROR(memory->PinPartition());
   ZS_RETURN_IF_ERROR(memory->OpenStates());
   return memory;
 }
@@ -155,6 +156,11 @@ absl::Status JobMemory::OpenBoard() {
                                            start_.job_id(), layout_->fingerprint()));
   user_states_.emplace(user_state_memory_.bytes(), ranks(), config().user_state_bytes());
   return absl::OkStatus();
+}
+
+absl::Status JobMemory::PinPartition() {
+  pins_ = MemoryPins(start_, cores_);
+  return pins_.PinStates(partition_.bytes(), 0);
 }
 
 absl::Status JobMemory::OpenStates() const {

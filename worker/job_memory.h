@@ -24,13 +24,15 @@
 #include "storage/layout.h"
 #include "storage/partition.h"
 #include "storage/rank_page.h"
+#include "worker/memory_pins.h"
 
 namespace zeroshard {
 
 class JobMemory {
  public:
   // `fds` are the descriptors of start.regions(), in order. InvalidArgument or DataLoss when a
-  // region is missing, too short, or of another job. Formats fresh regions unless start.recover().
+  // region is missing, too short, or of another job; ResourceExhausted when memory must be locked
+  // and cannot be. Formats fresh regions unless start.recover().
   static absl::StatusOr<std::unique_ptr<JobMemory>> Create(internal::v1::WorkerStart start,
                                                            std::vector<UniqueFd> fds);
 
@@ -74,6 +76,9 @@ class JobMemory {
   UniqueFd TakeListener() { return std::move(listener_); }
   // What passes take their cores from; nothing where nobody shares them out.
   const std::optional<CoreShare>& cores() const { return cores_; }
+  // What is locked in memory; the partition is, where the job wants that, once this exists.
+  MemoryPins& pins() { return pins_; }
+  const MemoryPins& pins() const { return pins_; }
 
   // Parameters at rest of this worker's shard of a unit: in the window or in the partition. Points
   // at the unit's element 0 (which may lie outside the shard: index by element of the unit within
@@ -90,6 +95,7 @@ class JobMemory {
   absl::Status MapRegion(const internal::v1::WorkerRegion& region, UniqueFd fd);
   absl::Status CheckRegions() const;
   absl::Status OpenBoard();
+  absl::Status PinPartition();
   absl::Status OpenStates() const;
   // Formats a zeroed region of states, or checks that a predecessor's is this job's. `owner`:
   // worker or rank.
@@ -114,6 +120,7 @@ class JobMemory {
   UniqueFd window_fd_;
   UniqueFd listener_;
   bool one_island_ = true;
+  MemoryPins pins_;
 };
 
 }  // namespace zeroshard

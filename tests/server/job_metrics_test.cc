@@ -61,6 +61,8 @@ internal::v1::Stats SomeStats(uint64_t scale) {
   stats.set_updates(scale);
   stats.set_gather_elements(100 * scale);
   stats.set_loss_scale(1024);
+  stats.set_pinned_bytes(8192 * scale);
+  stats.set_unpinned_bytes(4096);
   for (int i = 0; i < 4; ++i) stats.add_gather_us(i == 3 ? scale : 0);
   return stats;
 }
@@ -87,6 +89,9 @@ TEST(JobMetrics, CountersGrowByTheDifferenceOfWhatAWorkerReports) {
   EXPECT_EQ(CounterValue(*table, "zeroshard_collective_elements_total", gather), 500);
   EXPECT_EQ(CounterValue(*table, "zeroshard_step", {{"job", "gpt"}}), 5);
   EXPECT_EQ(CounterValue(*table, "zeroshard_optimizer_updates_total", {{"job", "gpt"}}), 5);
+  const MetricLabels of_worker = {{"job", "gpt"}, {"worker", "0"}};
+  EXPECT_EQ(CounterValue(*table, "zeroshard_worker_pinned_bytes", of_worker), 5 * 8192);
+  EXPECT_EQ(CounterValue(*table, "zeroshard_worker_unpinned_bytes", of_worker), 4096);
   EXPECT_NEAR(CounterValue(*table, "zeroshard_gather_seconds", {{"job", "gpt"}, {"worker", "0"}}),
               5 * 0.75 * 8e-6, 1e-9);
   metrics.Remove("gpt");
