@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/statvfs.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -23,6 +24,7 @@ constexpr uint64_t kMagic = 0x31544e545845535aULL;  // "ZSEXTNT1"
 constexpr uint32_t kVersion = 1;
 constexpr uint64_t kSuperblockBytes = 4096;
 constexpr uint64_t kFillBytes = uint64_t{4} << 20;
+constexpr uint64_t kSyncBytes = uint64_t{64} << 20;
 
 // Bytes of the file that are locked; none of them is one of the data.
 constexpr off_t kOwnerByte = 0;
@@ -71,7 +73,8 @@ absl::Status WithNumbers(int fd, uint64_t bytes, const absl::Status& status) {
 }
 
 // Writes every byte once: zeros, then the superblock.
-absl::Status Fill(int fd, bool direct, const ExtentIdentity& identity, const std::string& name) {
+absl::Status Fill(int fd, bool direct, const ExtentIdentity& identity, const std::string& name,
+                  absl::FunctionRef<void()> progress) {
   if (direct && ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_DIRECT) != 0) {
     return ErrnoError(errno, "set O_DIRECT on", name);
   }
@@ -79,6 +82,9 @@ absl::Status Fill(int fd, bool direct, const ExtentIdentity& identity, const std
   for (uint64_t at = 0; at < identity.file_bytes; at += zeros.span().size()) {
     const uint64_t bytes = std::min<uint64_t>(zeros.span().size(), identity.file_bytes - at);
     ZS_RETURN_IF_ERROR(WriteAllAt(fd, zeros.span().first(bytes), at, name));
+    // In pieces, so that the last one is not a wait for all of them.
+    if (!direct && (at + bytes) % kSyncBytes == 0) ZS_RETURN_IF_ERROR(SyncFile(fd, name));
+    progress();
   }
   const Superblock block = MakeSuperblock(identity);
   const DirectBuffer buffer(kSuperblockBytes);
@@ -138,7 +144,8 @@ std::string ManifestFileName(uint64_t job_id, uint32_t worker) {
   return absl::StrCat("job-", absl::Hex(job_id, absl::kZeroPad16), ".w", worker, ".manifest");
 }
 
-absl::Status ExtentFile::Create(const NvmePath& path, const ExtentIdentity& identity) {
+absl::Status ExtentFile::Create(const NvmePath& path, const ExtentIdentity& identity,
+                                absl::FunctionRef<void()> progress) {
   if (identity.file_bytes < kSuperblockBytes || identity.file_bytes % kImageAlignment != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("an extent file of ", identity.file_bytes, " bytes"));
@@ -148,10 +155,29 @@ absl::Status ExtentFile::Create(const NvmePath& path, const ExtentIdentity& iden
   ZS_ASSIGN_OR_RETURN(TemporaryFile file,
                       TemporaryFile::Create(path.directory.get(), file_name, Existing::kRefuse));
   ZS_RETURN_IF_ERROR(ReserveSpace(file.fd(), identity.file_bytes, name));
-  if (absl::Status filled = Fill(file.fd(), path.direct, identity, name); !filled.ok()) {
+  if (absl::Status filled = Fill(file.fd(), path.direct, identity, name, progress); !filled.ok()) {
     return WithNumbers(file.fd(), identity.file_bytes, filled);
   }
   return std::move(file).Commit();
+}
+
+absl::Status ExtentFile::RemoveUnused(const NvmePath& path, const ExtentIdentity& identity) {
+  const int directory = path.directory.get();
+  const std::string name = ExtentFileName(identity.job_id, identity.worker, identity.path);
+  ZS_RETURN_IF_ERROR(RemoveTemporariesOf(directory, name).status());
+  const absl::StatusOr<UniqueFd> fd = OpenBeneath(directory, name, O_RDWR);
+  if (absl::IsNotFound(fd.status())) return absl::OkStatus();
+  if (!fd.ok()) return fd.status();
+  const std::string full = DescribeFd(fd->get());
+  ZS_ASSIGN_OR_RETURN(const bool used, ExtentInUse(fd->get(), full));
+  if (used) return absl::FailedPreconditionError(absl::StrCat(full, " is used by another process"));
+  if (::unlinkat(directory, name.c_str(), 0) != 0) return ErrnoError(errno, "remove", full);
+  return absl::OkStatus();
+}
+
+void ExtentFile::Abandon() && {
+  static_cast<void>(lock_.release());
+  static_cast<void>(fd_.release());
 }
 
 absl::StatusOr<ExtentFile> ExtentFile::Adopt(const NvmePath& path, const ExtentIdentity& identity,

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/unique_fd.h"
@@ -37,14 +38,23 @@ class ExtentFile {
  public:
   // Reserves the space, writes all of it once, and gives the file its name when that is on disk.
   // ResourceExhausted with the bytes needed and free; AlreadyExists. Nothing is left of a file that
-  // failed.
-  static absl::Status Create(const NvmePath& path, const ExtentIdentity& identity);
+  // failed. `progress` is called now and then while the file is written.
+  static absl::Status Create(
+      const NvmePath& path, const ExtentIdentity& identity,
+      absl::FunctionRef<void()> progress = [] {});
+  // Removes what a worker left that died before it used its file: the file, whole or not. For one
+  // that its slot table says nothing of. FailedPrecondition when a process uses it.
+  static absl::Status RemoveUnused(const NvmePath& path, const ExtentIdentity& identity);
 
   // Opens the file for transfers of `generation` (above 0), and locks it. NotFound;
   // FailedPrecondition when another process uses it or it belongs to another layout or plan;
   // DataLoss when its superblock or length is damaged.
   static absl::StatusOr<ExtentFile> Adopt(const NvmePath& path, const ExtentIdentity& identity,
                                           uint64_t generation);
+
+  // Gives the descriptors up for good: they stay open until the process ends. For files with
+  // transfers that never completed (IoQueue::Close).
+  void Abandon() &&;
 
   int fd() const { return fd_.get(); }
   const std::string& name() const { return name_; }  // for messages

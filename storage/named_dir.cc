@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
@@ -26,6 +27,7 @@ namespace zeroshard {
 namespace {
 
 constexpr std::string_view kTemporaryPrefix = ".tmp-";
+constexpr size_t kTemporaryDigits = 16;  // after the name
 constexpr size_t kMaxNameLength = 128;
 
 std::string PathOf(int dir_fd, const std::string& name) {
@@ -98,6 +100,18 @@ absl::Status RemoveEntry(int dir_fd, const std::string& name) {
     return ErrnoError(errno, "remove", PathOf(dir_fd, name));
   }
   return absl::OkStatus();
+}
+
+// Removes the temporaries whose name `wanted` accepts.
+absl::StatusOr<int> RemoveThoseOf(int dir_fd, absl::FunctionRef<bool(std::string_view)> wanted) {
+  ZS_ASSIGN_OR_RETURN(std::vector<std::string> names, ListNames(dir_fd));
+  int removed = 0;
+  for (const std::string& name : names) {
+    if (!std::string_view(name).starts_with(kTemporaryPrefix) || !wanted(name)) continue;
+    ZS_RETURN_IF_ERROR(RemoveEntry(dir_fd, name));
+    ++removed;
+  }
+  return removed;
 }
 
 }  // namespace
@@ -217,14 +231,14 @@ absl::Status TemporaryDirectory::Commit() && {
 }
 
 absl::StatusOr<int> RemoveTemporaries(int dir_fd) {
-  ZS_ASSIGN_OR_RETURN(std::vector<std::string> names, ListNames(dir_fd));
-  int removed = 0;
-  for (const std::string& name : names) {
-    if (!std::string_view(name).starts_with(kTemporaryPrefix)) continue;
-    ZS_RETURN_IF_ERROR(RemoveEntry(dir_fd, name));
-    ++removed;
-  }
-  return removed;
+  return RemoveThoseOf(dir_fd, [](std::string_view) { return true; });
+}
+
+absl::StatusOr<int> RemoveTemporariesOf(int dir_fd, const std::string& name) {
+  const std::string begin = absl::StrCat(Abs(kTemporaryPrefix), name, "-");
+  return RemoveThoseOf(dir_fd, [&begin](std::string_view found) {
+    return found.starts_with(begin) && found.size() == begin.size() + kTemporaryDigits;
+  });
 }
 
 }  // namespace zeroshard

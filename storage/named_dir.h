@@ -92,6 +92,9 @@ class TemporaryDirectory {
 // Returns how many entries it removed. Only for a directory that no other process writes to.
 absl::StatusOr<int> RemoveTemporaries(int dir_fd);
 
+// Likewise those of `name` alone. For a name that no other process makes.
+absl::StatusOr<int> RemoveTemporariesOf(int dir_fd, const std::string& name);
+
 }  // namespace zeroshard
 
 #endif  // ZEROSHARD_STORAGE_NAMED_DIR_H_

@@ -276,6 +276,15 @@ void SlotTable::Release(uint32_t slot) {
   Store(words_[slot], 0);
 }
 
+void SlotTable::Forget(uint32_t chunk) {
+  // The other entry first: without the current one it might be taken for it.
+  const int current = CurrentIndex(chunk);
+  for (int i = 0; i < 2; ++i) {
+    if (i != current && entries(chunk)[i].tag.load() != 0) Clear(entries(chunk)[i]);
+  }
+  if (current >= 0) Clear(entries(chunk)[current]);
+}
+
 absl::Status SlotTable::Restore(uint32_t chunk, const SlotImage& image) {
   const bool home = image.slot / 2 == chunk;
   if (chunk >= chunks() || image.slot >= header_->slots || (!home && image.slot < 2 * chunks()) ||

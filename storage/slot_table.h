@@ -92,6 +92,10 @@ class SlotTable {
   // The image that the open attempt completed; none when it did not, or is the committed attempt.
   std::optional<SlotImage> Prepared(uint32_t chunk) const;
 
+  // The chunk has no image any more: what it holds lies elsewhere. Nothing of the chunk may be in
+  // flight. A kill leaves it with its current image or without any.
+  void Forget(uint32_t chunk);
+
   // Names an image as current in a table that has none of the chunk; from a manifest.
   // InvalidArgument for a slot that cannot be the chunk's or is named already, or an attempt that
   // is not committed.

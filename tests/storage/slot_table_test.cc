@@ -1,6 +1,7 @@
 #include "storage/slot_table.h"
 
 #include <cstring>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -276,6 +277,51 @@ TEST(SlotTableTest, ATableIsFilledFromAManifest) {
   EXPECT_FALSE(empty.Restore(0, {6, 3, 8, 7, 0}).ok()) << "no slot";
   EXPECT_FALSE(empty.Restore(0, {0, 3, 9, 7, 0}).ok()) << "not committed";
   EXPECT_FALSE(empty.Restore(2, {0, 3, 8, 7, 0}).ok()) << "no chunk";
+}
+
+TEST(SlotTableTest, AForgottenChunkHasNoImageAndFreesItsSlots) {
+  Memory memory;
+  SlotTable table = Format(memory);
+  RunStep(table, 1);
+  RunStep(table, 2);
+  ASSERT_TRUE(table.Begin(3).ok());
+  Write(table, 0, 3);
+  table.Forget(0);
+  EXPECT_FALSE(table.Current(0).has_value());
+  EXPECT_FALSE(table.Prepared(0).has_value());
+  EXPECT_EQ(table.Current(1)->attempt, 2u);
+  table.Forget(0);
+  ASSERT_TRUE(table.Commit(3).ok());
+  EXPECT_FALSE(Adopt(memory).Current(0).has_value());
+  ASSERT_TRUE(table.Begin(3).ok());
+  const SlotImage back = Write(table, 0, 3);
+  EXPECT_EQ(table.Current(0), back) << "it can come back";
+  EXPECT_LT(back.slot, 2u);
+}
+
+// With an older entry beside the current one, and with one of the attempt in flight.
+TEST(SlotTableTest, AKillInForgetLeavesTheCurrentImageOrNone) {
+  for (const bool prepared : {false, true}) {
+    Memory memory;
+    SlotTable table = Format(memory);
+    RunStep(table, 1);
+    RunStep(table, 2);
+    if (prepared) {
+      ASSERT_TRUE(table.Begin(3).ok());
+      Write(table, 0, 3);
+    }
+    const SlotImage current = *table.Current(0);
+    std::vector<std::optional<SlotImage>> after;
+    table.ObserveStores([&] {
+      Memory killed = memory;
+      SlotTable successor = Adopt(killed);
+      after.push_back(successor.Current(0));
+    });
+    table.Forget(0);
+    ASSERT_EQ(after.size(), 2u);
+    EXPECT_EQ(after[0], current);
+    EXPECT_FALSE(after[1].has_value());
+  }
 }
 
 TEST(SlotTableTest, TheCallersMistakesAreRefused) {

@@ -1,0 +1,99 @@
+// What an NvmeTier is told, what it is asked for, and what it counts (worker/nvme_tier.h).
+#ifndef ZEROSHARD_WORKER_TIER_TYPES_H_
+#define ZEROSHARD_WORKER_TIER_TYPES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "device/cpu/thread_pool.h"
+#include "proto/model.pb.h"
+#include "storage/io_backend.h"
+#include "storage/io_queue.h"
+#include "storage/nvme_plan.h"
+
+namespace zeroshard {
+
+// Whom a tier asks before each transfer, so that what moves on a path may be bounded and shared
+// with others. Loop thread only.
+class IoGate {
+ public:
+  virtual ~IoGate() = default;
+  // Zero when the transfer may start now; it counts as started. Else when to ask again.
+  virtual absl::Duration TryStart(uint32_t path, IoOperation operation, uint64_t bytes) = 0;
+  // A transfer that was started is complete, well or not.
+  virtual void Done(uint32_t path) = 0;
+  // The transfer that had to wait is not wanted any more.
+  virtual void Withdraw(uint32_t path, IoOperation operation) = 0;
+};
+
+struct NvmeTierPath {
+  std::string path;
+  uint64_t weight = 1;
+  bool allow_network_path = false;
+};
+
+struct NvmeTierOptions {
+  std::string job;  // for messages
+  uint64_t job_id = 0;
+  uint64_t layout_fingerprint = 0;
+  uint32_t worker = 0;
+  model::v1::NvmeConfig config;
+  std::vector<NvmeTierPath> paths;
+  IoBackend backend = IoBackend::kThreads;
+  absl::Duration io_timeout = absl::Seconds(30);  // of one transfer
+  std::span<std::byte> table;                     // the slot-table region
+  bool recover = false;                           // it holds a predecessor's table
+  uint64_t committed = 0;                         // the job's last committed attempt
+  ThreadPool* pool = nullptr;                     // without one all work is done by the loop thread
+  IoGate* gate = nullptr;                         // without one nothing waits; outlives the tier
+  std::function<void()> beat = [] {};  // called at least every 100 ms while the tier waits
+  // What queues are made by; tests put a faulty one around it.
+  std::function<absl::StatusOr<std::unique_ptr<IoQueue>>(IoBackend, const IoQueueOptions&)>
+      make_queue = MakeIoQueue;
+};
+
+// One item of a pass.
+struct TierItem {
+  uint32_t read = kNoImage;   // its committed contents are read and verified first
+  bool rewrite = false;       // and what `work` made of them, in place, is written
+  uint32_t write = kNoImage;  // an image that `work` fills and that is written
+  uint64_t tag = 0;           // the caller's
+};
+
+// The images' bytes; arrays lie at plan().shape(image).offset(i). Null where the item has none.
+struct TierBuffers {
+  std::byte* read = nullptr;
+  std::byte* write = nullptr;
+};
+
+using TierWork = absl::FunctionRef<absl::Status(const TierItem&, const TierBuffers&)>;
+
+struct TierPathCounters {
+  uint64_t read_bytes = 0;  // of whole images
+  uint64_t written_bytes = 0;
+  absl::Duration busy;  // at least one transfer was in flight
+  uint64_t errors = 0;
+};
+
+struct TierCounters {
+  std::vector<TierPathCounters> paths;
+  absl::Duration passes;   // spent in Run
+  absl::Duration waiting;  // of it: no lane had anything to do because transfers were awaited
+  absl::Duration compute;  // of all lanes
+  uint64_t retries = 0;    // images that failed to be moved and were tried again
+  uint64_t damaged_images = 0;
+  uint64_t failed_slots = 0;  // taken out of use after an error
+};
+
+}  // namespace zeroshard
+
+#endif  // ZEROSHARD_WORKER_TIER_TYPES_H_
