@@ -35,7 +35,7 @@ void ForgetFlow(Flow& flow) {
 uint32_t CountTokens(const Page::Device& device) {
   const auto taken = [](const auto& token) { return token.load() != 0; };
   return static_cast<uint32_t>(
-      std::count_if(std::begin(device.token), std::end(device.token), taken));
+      std::count_if(device.token, device.token + device.tokens.load(), taken));
 }
 
 }  // namespace
@@ -73,6 +73,7 @@ absl::StatusOr<uint32_t> IoBudget::AddDevice(std::string_view path, const IoLimi
   }
   Page::Device& device = page_->device[number];
   device.bytes_per_second.store(limits.bytes_per_second);
+  device.tokens.store(std::max(device.tokens.load(), limits.depth));
   device.depth.store(limits.depth);
   device.write_budget.store(limits.write_budget);
   if (known) return number;
@@ -133,9 +134,9 @@ void IoBudget::Release(uint32_t holder) const {
   for (uint32_t d = 0; d < devices(); ++d) {
     Page::Device& device = page_->device[d];
     for (Flow& flow : device.slot[holder].flow) ForgetFlow(flow);
-    for (std::atomic<uint16_t>& token : device.token) {
+    for (uint32_t i = 0; i < device.tokens.load(); ++i) {
       auto mine = static_cast<uint16_t>(holder + 1);
-      token.compare_exchange_strong(mine, 0);
+      device.token[i].compare_exchange_strong(mine, 0);
     }
   }
 }

@@ -61,7 +61,7 @@ class IoBudget {
  public:
   static constexpr uint32_t kMaxDevices = 32;
   static constexpr uint32_t kMaxHolders = 254;
-  static constexpr uint32_t kMaxDepth = 512;
+  static constexpr uint32_t kMaxDepth = 4096;
   // A device that was idle may be this far ahead of its rate, and one transfer more.
   static constexpr absl::Duration kBurst = absl::Milliseconds(50);
   // Who does not come back this long after its wait was over no longer holds up the others.

@@ -35,6 +35,7 @@ struct IoBudgetPage {
   struct alignas(64) Device {
     std::atomic<uint64_t> bytes_per_second;
     std::atomic<uint32_t> depth;
+    std::atomic<uint32_t> tokens;  // the largest depth so far: tokens beyond were never taken
     std::atomic<uint64_t> write_budget;
     std::atomic<uint64_t> warned;  // day << 2 | level; the server's
 

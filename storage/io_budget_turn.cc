@@ -285,9 +285,10 @@ IoTurn IoBudget::TryTake(uint32_t device, uint32_t holder, uint64_t bytes,
 
 void IoBudget::Give(uint32_t device, uint32_t holder) const {
   IoBudgetPage::Device& from = page_->device[device];
-  for (std::atomic<uint16_t>& token : from.token) {
-    if (token.load() != holder + 1) continue;
-    token.store(0);
+  const uint32_t tokens = std::min(from.tokens.load(), kMaxDepth);
+  for (uint32_t i = 0; i < tokens; ++i) {
+    if (from.token[i].load() != holder + 1) continue;
+    from.token[i].store(0);
     if (observer_) observer_();
     return;
   }

@@ -266,6 +266,18 @@ TEST_F(IoBudgetTest, ALimitCanBeChangedWhileItIsUsed) {
   ExpectShare(simulation.total() - before, 0.25, 10 * kRate, 0.01);
 }
 
+TEST_F(IoBudgetTest, TransfersOfADepthThatWasLoweredAreGivenBack) {
+  Device({.depth = 4});
+  const uint32_t a = Holder("a");
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(Take(a, kMiB));
+  Device({.depth = 1});
+  EXPECT_FALSE(Take(a, kMiB));
+  for (int i = 0; i < 4; ++i) budget_.Give(device_, a);
+  EXPECT_EQ(budget_.usage(device_).in_flight, 0u);
+  EXPECT_TRUE(Take(a, kMiB));
+  EXPECT_FALSE(Take(a, kMiB));
+}
+
 TEST_F(IoBudgetTest, CountsStayWithTheWorkerOverItsRestartsAndGoWithTheJob) {
   Device({});
   const uint32_t other = *budget_.AddDevice("/mnt/nvme1", {});
