@@ -136,7 +136,8 @@ absl::Status Ledger::AddWorker(uint32_t w) {
   add("gradients",
       Measure([&](uint32_t u) { return partition.unit(u).accumulator == kAbsent ? 0 : g; }, slice),
       absl::StrCat(g, "P", over));
-  const bool split = config_.master_form() == model::v1::MASTER_FORM_SPLIT && config_.stage() > 0;
+  const bool split = config_.master_form() == model::v1::MASTER_FORM_SPLIT && config_.stage() > 0 &&
+                     !config_.tiered();
   auto master_bytes = [&](uint32_t u) -> uint64_t {
     if (partition.unit(u).master == kAbsent) return 0;
     return partition.unit(u).master_form == MasterForm::kSplit ? 2 : 4;

@@ -112,6 +112,10 @@ absl::StatusOr<JobPlan> PlanJob(const PlanInput& input) {
     plan.warnings.push_back(absl::StrCat("zeroshard.transport is \"shm\", but the job spans ",
                                          input.nodes, " daemons: its workers exchange over Gloo"));
   }
+  if (input.config.tiers.optimizer && plan.config.optimizer() == model::v1::OPTIMIZER_NONE) {
+    plan.warnings.push_back(
+        "zero_optimization.offload_optimizer has no effect: the job has no optimizer states");
+  }
   ZS_ASSIGN_OR_RETURN(Layout layout, LayoutFromProto(input.manifest, devices * input.nodes));
   plan.board.workers = devices * input.nodes;
   plan.board.ranks = input.world_size;

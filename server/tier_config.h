@@ -13,7 +13,7 @@
 #include "absl/time/time.h"
 #include "base/config.h"
 #include "server/nvme_paths.h"
-#include "storage/io_backend.h"
+#include "storage/io_backend_name.h"
 
 namespace zeroshard {
 

@@ -82,26 +82,6 @@ std::string Explain(const absl::Status& status) {
 
 }  // namespace
 
-absl::StatusOr<IoBackend> ParseIoBackend(std::string_view text) {
-  for (const IoBackend backend : {IoBackend::kAuto, IoBackend::kUring, IoBackend::kThreads}) {
-    if (text == NameOf(backend)) return backend;
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("\"", Abs(text), "\" is no I/O backend; there are auto, uring, threads"));
-}
-
-std::string_view NameOf(IoBackend backend) {
-  switch (backend) {
-    case IoBackend::kAuto:
-      return "auto";
-    case IoBackend::kUring:
-      return "uring";
-    case IoBackend::kThreads:
-      return "threads";
-  }
-  return "unknown";
-}
-
 absl::StatusOr<std::unique_ptr<IoQueue>> MakeIoQueue(IoBackend backend,
                                                      const IoQueueOptions& options) {
   ZS_CHECK(backend != IoBackend::kAuto, "a backend must be chosen first");

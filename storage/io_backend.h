@@ -18,16 +18,10 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "base/unique_fd.h"
+#include "storage/io_backend_name.h"
 #include "storage/io_queue.h"
 
 namespace zeroshard {
-
-// The values of `io.backend`: "auto", "uring", "threads".
-enum class IoBackend : uint8_t { kAuto, kUring, kThreads };
-
-// InvalidArgument with the values there are.
-absl::StatusOr<IoBackend> ParseIoBackend(std::string_view text);
-std::string_view NameOf(IoBackend backend);
 
 struct IoQueueOptions {
   size_t depth = 32;

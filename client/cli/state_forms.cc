@@ -39,10 +39,12 @@ StateName StateNameOf(model::v1::StateFormat format) {
   }
 }
 
-// Stage 0 holds the split master as one of 32 bits, with the same values.
-uint32_t MasterBytes(model::v1::MasterForm form, uint32_t stage) {
+// Stage 0, and a job whose states can be on the NVMe tier, hold the split master as one of 32 bits,
+// with the same values.
+uint32_t MasterBytes(model::v1::MasterForm form, const EngineConfig& config) {
   if (form == model::v1::MASTER_FORM_NONE) return 0;
-  return form == model::v1::MASTER_FORM_SPLIT && stage > 0 ? 2 : 4;
+  const bool whole = config.stage() == 0 || config.tiered();
+  return form == model::v1::MASTER_FORM_SPLIT && !whole ? 2 : 4;
 }
 
 }  // namespace
@@ -62,17 +64,15 @@ StateForms StateFormsOf(const EngineConfig& config) {
     states = name.bytes * static_cast<uint32_t>(config.state_slots_size());
   }
   if (config.compute_dtype() == model::v1::DTYPE_FLOAT32) {
-    forms.master = "the parameter";
     // At stage 0 every rank reads its own copy, and the master is another.
-    forms.optimizer_bytes = states + (config.stage() == 0 ? 4 : 0);
+    forms.master = config.tiered() ? "fp32" : "the parameter";
+    forms.optimizer_bytes = states + (config.stage() == 0 || config.tiered() ? 4 : 0);
     return forms;
   }
-  const auto with = [&](model::v1::MasterForm form) {
-    return states + MasterBytes(form, config.stage());
-  };
+  const auto with = [&](model::v1::MasterForm form) { return states + MasterBytes(form, config); };
   switch (config.master_form()) {
     case model::v1::MASTER_FORM_SPLIT:
-      forms.master = "split";
+      forms.master = config.tiered() ? "fp32" : "split";
       break;
     case model::v1::MASTER_FORM_NONE:
       forms.master = "none";
@@ -82,7 +82,7 @@ StateForms StateFormsOf(const EngineConfig& config) {
   }
   forms.optimizer_bytes = with(config.master_form());
   forms.with_fp32 = with(model::v1::MASTER_FORM_FLOAT32);
-  if (config.compute_dtype() == model::v1::DTYPE_BFLOAT16) {
+  if (config.compute_dtype() == model::v1::DTYPE_BFLOAT16 && !config.tiered()) {
     forms.with_split = with(model::v1::MASTER_FORM_SPLIT);
   }
   return forms;

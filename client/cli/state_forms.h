@@ -15,7 +15,8 @@ namespace zeroshard {
 // the workers; scales of 8-bit states (1/64 of a byte a state) are left out.
 struct StateForms {
   std::string optimizer;         // "AdamW"; "none" for a job without updates
-  std::string master;            // "fp32", "split", "none", or "the parameter" in an fp32 job
+  std::string master;            // "fp32", "split", "none", or "the parameter" in an fp32 job;
+                                 // "fp32" where states can be on the NVMe tier
   std::string states;            // "fp32", "bf16", "int8"; "-" without states
   uint32_t parameter = 0;        // of the parameter itself
   uint32_t gradient = 0;         // G: its gradient accumulator

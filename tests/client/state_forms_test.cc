@@ -55,6 +55,21 @@ TEST(StateFormsTest, KIsWhatTheTableInTheDocumentationSays) {
   }
 }
 
+TEST(StateFormsTest, AJobThatCanBeOnNvmeHasAMasterOf32Bits) {
+  model::v1::EngineConfig config = Config(
+      model::v1::OPTIMIZER_ADAMW, 2, model::v1::MASTER_FORM_SPLIT, model::v1::STATE_FORMAT_FLOAT32);
+  config.set_tiered(true);
+  StateForms forms = StateFormsOf(config);
+  EXPECT_EQ(forms.optimizer_bytes, 12u);
+  EXPECT_EQ(forms.master, "fp32");
+  EXPECT_EQ(forms.with_fp32, 12u);
+  EXPECT_FALSE(forms.with_split.has_value()) << "it cannot have it";
+  config.set_compute_dtype(model::v1::DTYPE_FLOAT32);
+  forms = StateFormsOf(config);
+  EXPECT_EQ(forms.optimizer_bytes, 12u) << "a master beside the parameter";
+  EXPECT_EQ(forms.master, "fp32");
+}
+
 TEST(StateFormsTest, OtherPrecisionsAndStages) {
   model::v1::EngineConfig config =
       Config(model::v1::OPTIMIZER_ADAMW, 2, model::v1::MASTER_FORM_FLOAT32,

@@ -1,5 +1,6 @@
 // sources: server/daemon_config.cc base/config.cc base/yaml_node.cc base/status.cc base/log.cc
 // sources: base/unique_fd.cc base/fault_point.cc server/cluster_config.cc
+// sources: server/tier_config.cc server/nvme_paths.cc storage/io_backend_name.cc
 // libs: absl_status absl_statusor absl_strings absl_str_format absl_synchronization absl_time
 // libs: yaml-cpp spdlog
 // seeds: tests/fuzz/seeds/daemon_config
@@ -39,6 +40,11 @@ void CheckTaken(const DaemonConfig& config) {
   Require(config.run_dir.starts_with('/') && config.state_dir.starts_with('/'));
   Require(config.attach_timeout > absl::ZeroDuration());
   Require(CheckDevices(config.devices).ok());
+  Require(CheckNvmePaths(config.tiers.nvme_paths).ok());
+  for (const NvmePathConfig& path : config.tiers.nvme_paths) {
+    Require(*NormaliseNvmePath(path.path) == path.path);
+    Require(PathsOfJob(path.path, config.tiers.nvme_paths, PathRight::kListed).ok());
+  }
   const std::string text = DaemonConfigText(config);
   const absl::StatusOr<DaemonConfig> again = Load(text.data(), text.size());
   Require(again.ok());
@@ -57,7 +63,9 @@ void ReadEverything(const YamlNode& node, int depth) {
     static_cast<void>(node.Strings(key).ok());
     if (depth == 0) continue;
     if (const auto child = node.Child(key); child.ok()) ReadEverything(*child, depth - 1);
-    if (const auto children = node.Children(key); children.ok()) {
+    for (const char* shorthand : {"", "path"}) {
+      const auto children = node.Children(key, shorthand);
+      if (!children.ok()) continue;
       for (const YamlNode& child : *children) ReadEverything(child, depth - 1);
     }
   }
@@ -76,5 +84,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     static_cast<void>(node->Finish().ok());
   }
   static_cast<void>(zeroshard::ParseByteSize(text).ok());
+  if (const auto path = zeroshard::ParseNvmePath(text); path.ok()) {
+    zeroshard::Require(zeroshard::CheckNvmePaths({&*path, 1}).ok());
+  }
   return 0;
 }

@@ -1,5 +1,6 @@
 // sources: server/hjson*.cc server/ds_config*.cc !server/ds_config_tables.cc base/status.cc
-// libs: absl_status absl_statusor absl_strings absl_str_format
+// sources: server/nvme_paths.cc base/log.cc
+// libs: absl_status absl_statusor absl_strings absl_str_format spdlog
 // seeds: tests/fuzz/seeds/ds_config
 
 // Any text as ds_config.json, with a client that fills some values: no crash, no exception, and
@@ -28,6 +29,11 @@ void CheckTaken(const DsConfig& config) {
   Require(config.optimizer.lr >= 0 && config.optimizer.beta1 < 1 && config.optimizer.beta2 < 1);
   Require(!config.loss_scale.enabled || !config.loss_scale.dynamic || config.loss_scale.window > 0);
   Require(!config.zeroshard.compat_version.empty());
+  Require(config.aio.block_size > 0 && config.aio.block_size % 4096 == 0);
+  Require(!config.tiers.optimizer || config.zero.stage > 0);
+  Require(!config.tiers.parameters || config.zero.stage == 3);
+  Require(!config.tiers.tiered || config.master_form != MasterForm::kNone);
+  Require(config.zeroshard.durability != DurabilityChoice::kPower || config.tiers.optimizer);
   Require(ParseHjson(ExplainJson(config)).ok());
   Require(ExplainLines(config).size() >= config.resolved.size());
   for (const std::int64_t ranks : {1, 2, 7}) {

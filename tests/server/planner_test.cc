@@ -254,6 +254,28 @@ TEST(Planner, AForwardOnlyJobNeedsNoOptimizerAndNoBatch) {
   EXPECT_THAT(std::string(PlanJob(input).status().message()), HasSubstr("optimizer"));
 }
 
+TEST(Planner, WhereStatesCanBeOnNvmeASplitMasterIsHeldWhole) {
+  PlanInput input = Input(3, 1, 1);
+  input.config.master_form = MasterForm::kSplit;
+  input.config.tiers.tiered = true;
+  const Sums sums(Plan(input));
+  EXPECT_EQ(sums.bytes.at("worker 0 master"), 4000u);
+  EXPECT_EQ(sums.formula.at("worker 0 master"), "4P/N");
+  EXPECT_FALSE(sums.bytes.contains("worker 0 master, low halves"));
+}
+
+TEST(Planner, OffloadedStatesOfAJobWithoutAnyAreNamed) {
+  PlanInput input = Input(3, 1, 1);
+  input.config.tiers.tiered = true;
+  input.config.tiers.optimizer = true;
+  EXPECT_TRUE(Plan(input).warnings.empty());
+  input.forward_only = true;
+  const JobPlan plan = Plan(input);
+  ASSERT_EQ(plan.warnings.size(), 1u);
+  EXPECT_THAT(plan.warnings.front(), HasSubstr("offload_optimizer has no effect"));
+  EXPECT_FALSE(plan.config.tiered());
+}
+
 TEST(Planner, RanksAreServedByTheWorkersInTurn) {
   const JobPlan plan = Plan(Input(3, 2, 3));
   EXPECT_EQ(plan.ranks[0].home_worker(), 0u);
