@@ -57,6 +57,7 @@ static void VisitParts(const BoardShape& shape, Visit&& visit) {
   visit.template operator()<std::atomic<uint64_t>>(u);
   visit.template operator()<std::atomic<uint64_t>>(w * DirtyWords(shape));
   visit.template operator()<std::atomic<uint64_t>>(p);
+  visit.template operator()<std::atomic<uint64_t>>(u);
   visit.template operator()<std::atomic<uint32_t>>(w * u);
   visit.template operator()<std::atomic<uint64_t>>(r * u);
   visit.template operator()<std::atomic<uint32_t>>(u);
@@ -71,7 +72,7 @@ uint64_t Board::Bytes(const BoardShape& shape) {
 Board::Board(std::span<std::byte> memory, const BoardShape& shape)
     : shape_(shape), dirty_words_(DirtyWords(shape)) {
   Cursor cursor(memory.data());
-  std::array<std::byte*, 14> parts;
+  std::array<std::byte*, 15> parts;
   size_t next = 0;
   VisitParts(shape, [&]<typename T>(uint64_t count) {
     parts[next++] = reinterpret_cast<std::byte*>(cursor.Take<T>(count));
@@ -87,9 +88,10 @@ Board::Board(std::span<std::byte> memory, const BoardShape& shape)
   wanted_ = reinterpret_cast<std::atomic<uint64_t>*>(parts[8]);
   dirty_ = reinterpret_cast<std::atomic<uint64_t>*>(parts[9]);
   update_counts_ = reinterpret_cast<std::atomic<uint64_t>*>(parts[10]);
-  initialized_ = reinterpret_cast<std::atomic<uint32_t>*>(parts[11]);
-  pins_ = reinterpret_cast<std::atomic<uint64_t>*>(parts[12]);
-  evicting_ = reinterpret_cast<std::atomic<uint32_t>*>(parts[13]);
+  common_counts_ = reinterpret_cast<std::atomic<uint64_t>*>(parts[11]);
+  initialized_ = reinterpret_cast<std::atomic<uint32_t>*>(parts[12]);
+  pins_ = reinterpret_cast<std::atomic<uint64_t>*>(parts[13]);
+  evicting_ = reinterpret_cast<std::atomic<uint32_t>*>(parts[14]);
 }
 
 absl::StatusOr<Board> Board::Format(std::span<std::byte> memory, const BoardShape& shape,

@@ -16,7 +16,7 @@
 //   worker slot: ready, applied        that worker                     leader (worker 0), committer
 //   decision                           the leader                      all workers
 //   commit, attempt, epoch             island's first worker           all workers
-//   update count (parameter)           island's first, at commit       all workers
+//   update count (unit, parameter)     island's first, at commit       all workers
 //   fill (worker, unit), pin, evict    owner / home / island's first   all workers (copied windows)
 //
 // A Tag orders the micro-steps of all attempts: attempt * 65536 + micro-step + 1. Format page:
@@ -36,7 +36,7 @@
 namespace zeroshard {
 
 inline constexpr uint64_t kBoardMagic = 0x31445241424f535aULL;  // "ZSOBARD1"
-inline constexpr uint32_t kBoardVersion = 1;
+inline constexpr uint32_t kBoardVersion = 2;
 // Gathers of one rank that are kept for comparison with those of other ranks.
 inline constexpr uint32_t kOrderRing = 1024;
 inline constexpr uint32_t kMaxGroups = 64;
@@ -230,10 +230,13 @@ class Board {
   std::span<std::atomic<uint64_t>> dirty(uint32_t worker) const {
     return {dirty_ + uint64_t{worker} * dirty_words_, dirty_words_};
   }
-  // Updates of a parameter: low half-attempt of the last one << 32 | count including it.
+  // Updates of a parameter: low half-attempt of the last one << 32 | count including it. Says
+  // nothing while the unit has a common count.
   std::atomic<uint64_t>& update_count(uint32_t parameter) const {
     return update_counts_[parameter];
   }
+  // The same word for all parameters of a unit that were always updated together, 0 for others.
+  std::atomic<uint64_t>& common_count(uint32_t unit) const { return common_counts_[unit]; }
 
   const BoardShape& shape() const { return shape_; }
 
@@ -262,6 +265,7 @@ class Board {
   std::atomic<uint64_t>* wanted_ = nullptr;
   std::atomic<uint64_t>* dirty_ = nullptr;
   std::atomic<uint64_t>* update_counts_ = nullptr;
+  std::atomic<uint64_t>* common_counts_ = nullptr;
   std::atomic<uint32_t>* initialized_ = nullptr;
   std::atomic<uint64_t>* pins_ = nullptr;
   std::atomic<uint32_t>* evicting_ = nullptr;

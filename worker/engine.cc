@@ -42,8 +42,7 @@ Engine::Engine(JobMemory& memory, Clock& clock, EngineOutput& output, Shard shar
       local_(memory.ranks()),
       keeper_(context_),
       unfinished_local_(memory.ranks()),
-      squares_(memory.layout().units().size()),
-      common_count_(memory.layout().units().size()) {
+      squares_(memory.layout().units().size()) {
   for (uint32_t rank = 0; rank < memory.ranks(); ++rank) {
     if (memory.is_home_of(rank)) ports_[rank] = std::make_unique<RankPort>(context_, rank);
   }

@@ -122,9 +122,10 @@ class Engine {
   bool Apply();
   bool Commit();
   bool AllArrived() const;
-  uint64_t CountBefore(uint32_t parameter) const;
+  uint64_t CountWord(uint32_t unit, uint32_t parameter) const;
+  uint64_t CountBefore(uint32_t unit, uint32_t parameter) const;
   bool AllCountsEqual(uint32_t unit) const;
-  void CountUpdates(uint32_t unit, const Presence& present);
+  void CountUpdates(uint32_t unit, const Presence& present) const;
   void FindGroupsOfUnits();
   void SetInitialized(uint32_t unit);
 
@@ -153,9 +154,7 @@ class Engine {
   };
   std::vector<UnitSquares> squares_;
   std::vector<uint32_t> group_of_unit_;  // of all its parameters, or kMixedGroups; empty at first
-  // By unit: what this process last stored as the count of every parameter; 0: it knows nothing.
-  std::vector<uint64_t> common_count_;
-  uint64_t attempt_ = 0;  // as of the last FollowAttempt
+  uint64_t attempt_ = 0;                 // as of the last FollowAttempt
   // Leader: since when it waits for arrivals, and when each rank was last heard of.
   std::optional<absl::Duration> waiting_since_;
   std::vector<uint64_t> activity_;

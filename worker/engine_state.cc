@@ -19,7 +19,8 @@ records::v1::JobState Engine::JobState() const {
   state.mutable_loss_scale()->set_iteration(numbers.scaler_iteration);
   state.mutable_loss_scale()->set_last_overflow(numbers.scaler_last_overflow);
   for (uint32_t parameter = 0; parameter < context_.layout().parameters().size(); ++parameter) {
-    state.add_parameter_updates(board.update_count(parameter).load() & 0xffffffff);
+    const uint32_t unit = context_.layout().place(parameter).unit;
+    state.add_parameter_updates(CountWord(unit, parameter) & 0xffffffff);
   }
   state.set_world_size(context_.memory().ranks());
   for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
@@ -47,10 +48,12 @@ absl::Status Engine::FinishRestore(const records::v1::JobState& state, bool para
                                               state.parameter_updates_size(), " parameters of ",
                                               parameters));
     }
-    std::fill(common_count_.begin(), common_count_.end(), 0);
     for (uint32_t parameter = 0; parameter < parameters; ++parameter) {
       board.update_count(parameter).store(state.parameter_updates(static_cast<int>(parameter)) &
                                           0xffffffff);
+    }
+    for (uint32_t unit = 0; unit < context_.layout().units().size(); ++unit) {
+      board.common_count(unit).store(0);
     }
     numbers.step = state.step();
     numbers.updates = state.updates();

@@ -119,9 +119,15 @@ bool Engine::Decide() {
   return true;
 }
 
-// The parameter's updates before the step in flight.
-uint64_t Engine::CountBefore(uint32_t parameter) const {
-  const uint64_t word = context_.board().update_count(parameter).load(std::memory_order_acquire);
+uint64_t Engine::CountWord(uint32_t unit, uint32_t parameter) const {
+  const Board& board = context_.board();
+  const uint64_t common = board.common_count(unit).load(std::memory_order_acquire);
+  return common != 0 ? common : board.update_count(parameter).load(std::memory_order_acquire);
+}
+
+// A parameter's updates before the step in flight.
+uint64_t Engine::CountBefore(uint32_t unit, uint32_t parameter) const {
+  const uint64_t word = CountWord(unit, parameter);
   const uint64_t count = word & 0xffffffff;
   return word >> 32 == (attempt_ & 0xffffffff) && count > 0 ? count - 1 : count;
 }
@@ -130,34 +136,36 @@ uint64_t Engine::CountBefore(uint32_t parameter) const {
 // has counted some of them for the step in flight.
 bool Engine::AllCountsEqual(uint32_t unit) const {
   const Board& board = context_.board();
+  if (board.common_count(unit).load(std::memory_order_acquire) != 0) return true;
   const std::vector<uint32_t>& parameters = context_.layout().units()[unit].parameters;
   const uint64_t first = board.update_count(parameters[0]).load(std::memory_order_acquire);
-  if (first != 0 && common_count_[unit] == first) return true;
   return std::all_of(parameters.begin(), parameters.end(), [&](uint32_t parameter) {
     return board.update_count(parameter).load(std::memory_order_acquire) == first;
   });
 }
 
 // Counts the step in flight for the unit's parameters in `present`; may be repeated.
-void Engine::CountUpdates(uint32_t unit, const Presence& present) {
+void Engine::CountUpdates(uint32_t unit, const Presence& present) const {
   const Board& board = context_.board();
   const uint64_t attempt = (attempt_ & 0xffffffff) << 32;
   const Unit& described = context_.layout().units()[unit];
   const std::vector<uint32_t>& parameters = described.parameters;
-  if (!parameters.empty() && present == FullPresence(described) && AllCountsEqual(unit)) {
-    const uint64_t word = attempt | (CountBefore(parameters[0]) + 1);
-    for (const uint32_t parameter : parameters) {
-      board.update_count(parameter).store(word, std::memory_order_release);
-    }
-    common_count_[unit] = word;
+  if (parameters.empty() || present == Presence{}) return;
+  if (present == FullPresence(described) && AllCountsEqual(unit)) {
+    const uint64_t word = attempt | (CountBefore(unit, parameters[0]) + 1);
+    board.common_count(unit).store(word, std::memory_order_release);
     return;
   }
-  common_count_[unit] = 0;
+  // The common count holds until every parameter has its own.
   for (uint32_t position = 0; position < parameters.size(); ++position) {
-    if (!IsPresent(present, position)) continue;
-    const uint64_t count = CountBefore(parameters[position]) + 1;
-    board.update_count(parameters[position]).store(attempt | count, std::memory_order_release);
+    const uint32_t parameter = parameters[position];
+    const uint64_t word = IsPresent(present, position)
+                              ? attempt | (CountBefore(unit, parameter) + 1)
+                              : CountWord(unit, parameter);
+    board.update_count(parameter).store(word, std::memory_order_release);
   }
+  ZS_FAULT_POINT("worker.commit.before_own_counts");
+  board.common_count(unit).store(0, std::memory_order_release);
 }
 
 void Engine::FindGroupsOfUnits() {
@@ -190,14 +198,15 @@ bool Engine::Apply() {
       const std::vector<uint32_t>& parameters = units[u].parameters;
       if (group_of_unit_[u] != kMixedGroups && present == FullPresence(units[u]) &&
           AllCountsEqual(u)) {
-        args_of_unit[u] = args.IndexOf(group_of_unit_[u], CountBefore(parameters[0]) + 1);
+        args_of_unit[u] = args.IndexOf(group_of_unit_[u], CountBefore(u, parameters[0]) + 1);
         continue;
       }
       args_of.resize(context_.layout().parameters().size(), kNotUpdated);
       for (uint32_t position = 0; position < parameters.size(); ++position) {
         if (!IsPresent(present, position)) continue;
         const uint32_t group = context_.layout().parameters()[parameters[position]].group;
-        args_of[parameters[position]] = args.IndexOf(group, CountBefore(parameters[position]) + 1);
+        args_of[parameters[position]] =
+            args.IndexOf(group, CountBefore(u, parameters[position]) + 1);
       }
     }
     ZS_FAULT_POINT("worker.apply.before");

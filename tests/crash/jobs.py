@@ -17,6 +17,8 @@ JOBS = {
     "stage1-ranks-first": job(1, {"zeroshard": {"reduction_order": "ranks_first"}}, **{"micro-steps": 2}),
     "stage2": job(2, {"gradient_clipping": 1.0}, **{"micro-steps": 2, "dtype": "fp16", "absent": True}),
     "stage3": job(3, **{"micro-steps": 2, "weighted": True, "absent": True, "frozen": "2,5"}),
+    # Some parameters of a unit are updated less often than others.
+    "sparse": job(2, absent=True),
     "bounded": job(3, BOUNDED, **{"optimizer": "SGD"}),
     "gloo1": job(1, GLOO, **{"micro-steps": 3}),
     "gloo3": job(3, GLOO, **{"micro-steps": 2, "dtype": "bf16", "absent": True}),

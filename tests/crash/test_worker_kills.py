@@ -27,6 +27,8 @@ def jobs_of(point):
         return ["bounded"] if SHORT or point.startswith("worker.window.") else ["stage3", "bounded", "gloo3"]
     if point.startswith("worker.bridge."):
         return GLOO
+    if point == "worker.commit.before_own_counts":
+        return ["sparse"]
     names = ["stage1", "bounded"] if SHORT else SHARED + GLOO
     return [name for name in names if point != "worker.merge.group" or accumulates(name)]
 

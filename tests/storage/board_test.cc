@@ -44,7 +44,10 @@ TEST(BoardTest, EveryEntryHasAPlaceOfItsOwn) {
         entry(board->pins(r, u));
       }
     }
-    for (uint32_t u = 0; u < kShape.units; ++u) entry(board->wanted(u));
+    for (uint32_t u = 0; u < kShape.units; ++u) {
+      entry(board->wanted(u));
+      entry(board->common_count(u));
+    }
     for (uint32_t p = 0; p < kShape.parameters; ++p) entry(board->update_count(p));
   };
   visit([&](std::atomic<uint64_t>& word) { word.store(next++); });

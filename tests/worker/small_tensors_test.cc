@@ -80,6 +80,12 @@ std::vector<std::vector<float>> Train(const Setting& setting, const std::vector<
     job.Run();
     for (uint32_t rank = 0; rank < setting.ranks; ++rank) EXPECT_TRUE(job.Done(rank, ids[rank]));
   }
+  const records::v1::JobState state = job.engine(0).JobState();
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    EXPECT_EQ(state.parameter_updates(static_cast<int>(i)),
+              tensors[i] % 3 == 0 ? kSteps - 1 : kSteps)
+        << "tensor " << tensors[i];
+  }
   std::vector<std::vector<float>> values;
   for (uint32_t i = 0; i < sizes.size(); ++i) values.push_back(job.Parameter(i));
   return values;
