@@ -37,8 +37,11 @@ def wait_for(condition, what, patience=PATIENCE):
 class Daemon:
     """One zeroshardd below `directory`; stopped with SIGTERM by stop()."""
 
-    def __init__(self, directory, *flags, worker=FAKE_WORKER, devices=("cpu:0", "cpu:1"), metrics="off", config=""):
+    def __init__(self, directory, *flags, worker=FAKE_WORKER, devices=("cpu:0", "cpu:1"), metrics="off", config="",
+                 process=None):
+        """process: further arguments of Popen, such as another user."""
         self.directory = directory
+        self.of_process = process or {}
         self.run_dir = directory / "run"
         self.socket = self.run_dir / "zeroshardd.sock"
         self.log = directory / "log"
@@ -55,7 +58,8 @@ class Daemon:
 
     def start(self):
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen([str(part) for part in self.command], stderr=log, stdout=log)
+            command = [str(part) for part in self.command]
+            self.process = subprocess.Popen(command, stderr=log, stdout=log, **self.of_process)
         wait_for(lambda: self.answers() or self.process.poll() is not None, "the daemon")
         assert self.process.poll() is None, self.text()
         return self
