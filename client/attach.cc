@@ -19,6 +19,8 @@ using trainer::v1::Region;
 
 // Beyond the time that the daemon itself waits for the other ranks.
 constexpr absl::Duration kAttachSlack = absl::Seconds(30);
+// The same where the job may have an NVMe tier, whose files are written before it begins.
+constexpr absl::Duration kNvmeSlack = absl::Minutes(61);
 constexpr absl::Duration kDescriptorTimeout = absl::Seconds(30);
 
 model::v1::DType ToProto(DType dtype) {
@@ -56,6 +58,14 @@ trainer::v1::AttachRequest MakeRequest(const AttachOptions& options) {
       std::clamp<int64_t>(absl::ToInt64Milliseconds(options.timeout), 1, INT32_MAX)));
   request.set_forward_only(options.forward_only);
   return request;
+}
+
+absl::Duration Slack(const AttachOptions& options) {
+  bool nvme = options.ds_config.find("nvme") != std::string::npos;
+  for (const auto& [key, value] : options.overrides) {
+    nvme |= value.find("nvme") != std::string::npos || key.find("nvme") != std::string::npos;
+  }
+  return nvme ? kNvmeSlack : kAttachSlack;
 }
 
 absl::StatusOr<std::vector<UniqueFd>> ReceiveDescriptors(const trainer::v1::AttachReply& reply) {
@@ -110,7 +120,7 @@ absl::StatusOr<Attachment> AttachRank(const DaemonClient& daemon, const AttachOp
   // The number of workers is the daemon's affair, and does not change what a trainer sees.
   ZS_ASSIGN_OR_RETURN(Layout layout, Layout::Create(options.parameters, /*workers=*/1));
   ZS_ASSIGN_OR_RETURN(trainer::v1::AttachReply reply,
-                      daemon.Attach(MakeRequest(options), options.timeout + kAttachSlack));
+                      daemon.Attach(MakeRequest(options), options.timeout + Slack(options)));
   if (reply.layout_fingerprint() != layout.fingerprint()) {
     return absl::FailedPreconditionError(
         absl::StrCat("daemon and client lay the parameters out differently (fingerprints ",

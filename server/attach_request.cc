@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "base/dtype.h"
 #include "base/status.h"
+#include "server/node_memory.h"
 #include "server/placement.h"
 #include "storage/layout_proto.h"
 #include "storage/named_dir.h"
@@ -67,10 +68,29 @@ JobSpec MakeSpec(const trainer::v1::AttachRequest& request, const DsConfig& conf
   return spec;
 }
 
+// What one job may take: as its ds_config says, else as the daemon does.
+absl::Status CheckJobLimits(const std::string& job, const JobPlan& plan, const ZeroShardConfig& own,
+                            const TierConfig& daemon) {
+  const auto check = [&](uint64_t need, int64_t own_limit, uint64_t daemon_limit, const char* what,
+                         const char* key) -> absl::Status {
+    const uint64_t limit = own_limit > 0 ? static_cast<uint64_t>(own_limit) : daemon_limit;
+    if (limit == 0 || need <= limit) return absl::OkStatus();
+    return absl::ResourceExhaustedError(
+        absl::StrCat("job '", job, "' needs ", HumanBytes(need), " (", need, " bytes) of ", what,
+                     " on this node, but ", own_limit > 0 ? "zeroshard." : "the daemon's job_", key,
+                     " is ", HumanBytes(limit), " (", limit, " bytes)"));
+  };
+  ZS_RETURN_IF_ERROR(check(plan.memory_bytes(), own.host_limit, daemon.job_host_limit,
+                           "host memory", "host_limit"));
+  return check(plan.nvme_total(), own.nvme_limit, daemon.job_nvme_limit, "the NVMe tier",
+               "nvme_limit");
+}
+
 }  // namespace
 
 absl::StatusOr<PreparedAttach> PrepareAttach(const trainer::v1::AttachRequest& request,
-                                             const DaemonConfig& config, uint32_t lanes) {
+                                             const DaemonConfig& config, uint32_t lanes,
+                                             PathRight right) {
   if (absl::Status name = ValidateName(request.job()); !name.ok()) {
     return Annotate(name, "job name");
   }
@@ -94,7 +114,13 @@ absl::StatusOr<PreparedAttach> PrepareAttach(const trainer::v1::AttachRequest& r
   input.lanes = lanes;
   const int64_t timeout_ms = absl::ToInt64Milliseconds(config.collective_timeout);
   input.collective_timeout_ms = static_cast<uint32_t>(timeout_ms);
+  ZS_ASSIGN_OR_RETURN(const model::v1::EngineConfig engine, MakeEngineConfig(input));
+  if (NvmePlan::Exists(engine)) {
+    ZS_ASSIGN_OR_RETURN(input.nvme_paths,
+                        PathsOfJob(input.config.tiers.nvme_path, config.tiers.nvme_paths, right));
+  }
   ZS_ASSIGN_OR_RETURN(JobPlan plan, PlanJob(input));
+  ZS_RETURN_IF_ERROR(CheckJobLimits(request.job(), plan, input.config.zeroshard, config.tiers));
   prepared.plan = std::make_shared<JobPlan>(std::move(plan));
   return prepared;
 }

@@ -18,13 +18,15 @@ namespace zeroshard {
 
 struct PreparedAttach {
   std::shared_ptr<const JobSpec> spec;
-  std::shared_ptr<const JobPlan> plan;
+  std::shared_ptr<JobPlan> plan;
 };
 
 // Every mistake of the caller that can be seen without other ranks: InvalidArgument or
-// FailedPrecondition naming the field, key or parameter.
+// FailedPrecondition naming the field, key or parameter, PermissionDenied for an nvme_path that
+// `right` does not cover, and ResourceExhausted for a job above its own limits.
 absl::StatusOr<PreparedAttach> PrepareAttach(const trainer::v1::AttachRequest& request,
-                                             const DaemonConfig& config, uint32_t lanes);
+                                             const DaemonConfig& config, uint32_t lanes,
+                                             PathRight right);
 
 }  // namespace zeroshard
 

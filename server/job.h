@@ -62,6 +62,9 @@ std::string Difference(const JobSpec& a, const std::string& a_name, const JobSpe
 
 struct JobLimits {
   absl::Duration rejoin_timeout = absl::Seconds(300);
+  // What the workers do before they are ready, and how much longer ranks may wait for it.
+  std::string first_work = "";  // "write files of 1.00 GiB"; empty: nothing that takes long
+  absl::Duration first_work_time = absl::ZeroDuration();
 };
 
 enum class RankPhase { kAbsent, kWaiting, kAttached, kDead, kDetached };

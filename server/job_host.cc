@@ -27,6 +27,11 @@ std::string SocketDir(const std::string& run_dir, const std::string& job) {
   return absl::StrCat(run_dir, "/jobs/", folder);
 }
 
+// How long ranks wait, beyond their own time, for files that are written before a job begins. A
+// worker that does not get on is ended sooner.
+constexpr double kSlowestDrive = 50e6;  // bytes a second
+constexpr absl::Duration kLongestWriting = absl::Hours(1);
+
 // 32 bytes, as the descriptor socket takes them.
 std::string NewToken() {
   const std::string digits = RandomToken();
@@ -56,6 +61,11 @@ JobHost::JobHost(const HostEnvironment& environment, const std::string& name,
              plan_->placement.workers) {
   JobLimits limits;
   limits.rejoin_timeout = environment.config->rejoin_timeout;
+  if (const uint64_t bytes = plan_->nvme_total(); bytes > 0) {
+    limits.first_work = absl::StrCat("write files of ", HumanBytes(bytes), " for the NVMe tier");
+    limits.first_work_time =
+        std::min(kLongestWriting, absl::Seconds(static_cast<double>(bytes) / kSlowestDrive));
+  }
   const Placement& placement = plan_->placement;
   state_ = NewJob(name, *spec, placement.workers, limits);
   state_.spans = placement.spans();
@@ -82,6 +92,7 @@ void JobHost::Attach(AttachCall call) {
   input.pid = call.peer.pid;
   input.spec = call.spec;
   input.deadline = call.deadline;
+  if (call.nvme != nullptr && !state_.started) admission_ = call.nvme;
   calls_.emplace(call.id, std::move(call));
   Feed(std::move(input));
 }
@@ -177,12 +188,24 @@ void JobHost::ArmTimer() {
   });
 }
 
+absl::Status JobHost::ReserveNvme() {
+  if (plan_->nvme_paths.empty()) return absl::OkStatus();
+  if (environment_.nvme == nullptr || admission_ == nullptr) {
+    return absl::InternalError("nothing is known of the paths of the job's NVMe tier");
+  }
+  ZS_ASSIGN_OR_RETURN(
+      nvme_, environment_.nvme->Reserve(state_.name, job_id_, admission_, plan_->nvme_bytes));
+  admission_.reset();
+  return absl::OkStatus();
+}
+
 absl::Status JobHost::CreateEverything() {
   ZS_ASSIGN_OR_RETURN(const NodeMemory node, ReadNodeMemory());
   ZS_RETURN_IF_ERROR(CheckMemory(state_.name, *plan_, node, environment_.config->host_memory_limit,
                                  environment_.memory_in_use()));
   const bool others = !environment_.config->allow_uids.empty();
   JobRegions::Options options;
+  ZS_RETURN_IF_ERROR(ReserveNvme());
   options.job = state_.name;
   options.job_id = job_id_;
   options.socket_dir = SocketDir(environment_.config->run_dir, state_.name);
@@ -375,6 +398,7 @@ void JobHost::Do(const EndJob&) {
     if (auto queue = watcher.lock()) queue->Close();
   }
   regions_.reset();
+  nvme_.reset();  // files go when the last worker has been reaped
   if (environment_.metrics != nullptr) environment_.metrics->Remove(state_.name);
 }
 

@@ -32,6 +32,7 @@
 #include "server/job_regions.h"
 #include "server/kv_store.h"
 #include "server/node_memory.h"
+#include "server/nvme_store.h"
 #include "server/planner.h"
 #include "server/worker_process.h"
 #include "server/worker_watch.h"
@@ -54,6 +55,7 @@ struct AttachCall {
   Peer peer;
   std::shared_ptr<const JobSpec> spec;
   std::shared_ptr<const JobPlan> plan;
+  std::shared_ptr<const NvmeAdmission> nvme;  // of the plan's paths; null without such
   Instant deadline;
   std::function<void(absl::StatusOr<trainer::v1::AttachReply>)> done;  // once
 };
@@ -64,6 +66,7 @@ struct HostEnvironment {
   const DaemonConfig* config = nullptr;
   JobMetrics* metrics = nullptr;
   ClusterClient* cluster = nullptr;  // null where no cluster is configured
+  NvmeStore* nvme = nullptr;         // null where no job can have an NVMe tier
   const NodeCores* cores = nullptr;  // null: workers run on all their lanes at all times
   std::string worker_binary;
   std::string descriptor_socket;
@@ -175,6 +178,7 @@ class JobHost {
   void ForgetRank(uint32_t rank);
   void JournalRank(uint32_t rank, records::v1::RankChanged::State state);
   absl::Status CreateEverything();
+  absl::Status ReserveNvme();
   void SpawnWorkers();
 
   // Other nodes (job_host_cluster.cc). A job that spans daemons starts its workers when all have
@@ -196,6 +200,7 @@ class JobHost {
   uint32_t Global(uint32_t w) const { return plan_->placement.first_worker() + w; }
   absl::Status Spawn(uint32_t w, uint32_t incarnation, bool recover);
   absl::Status SendStart(uint32_t w, bool recover);
+  void DescribeTiers(internal::v1::WorkerStart& start) const;
   void SendToWorker(uint32_t w, const internal::v1::ToWorker& message, int fd = -1);
   void SendToWorkers(const internal::v1::ToWorker& message);
   void OnLink(uint32_t w, uint32_t incarnation);
@@ -220,7 +225,9 @@ class JobHost {
   std::deque<JobInput> inputs_;
   bool feeding_ = false;
   std::optional<uint64_t> timer_;
-  std::map<uint64_t, AttachCall> calls_;  // by attach id, while they wait
+  std::map<uint64_t, AttachCall> calls_;            // by attach id, while they wait
+  std::shared_ptr<const NvmeAdmission> admission_;  // of the last attach; until the job starts
+  std::shared_ptr<const NvmeLease> nvme_;           // shared with the workers' processes
   std::optional<JobRegions> regions_;
   std::vector<Rank> ranks_;
   std::vector<Worker> workers_;

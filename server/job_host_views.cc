@@ -26,7 +26,7 @@ uint64_t WorkerBytes(const JobPlan& plan, uint32_t w) {
   const std::string holder = absl::StrCat("worker ", w);
   uint64_t bytes = 0;
   for (const model::v1::LedgerLine& line : plan.ledger) {
-    if (line.holder() == holder) bytes += line.bytes();
+    if (line.holder() == holder && line.tier() == "host") bytes += line.bytes();
   }
   return bytes;
 }
@@ -35,7 +35,11 @@ uint64_t WorkerBytes(const JobPlan& plan, uint32_t w) {
 
 uint64_t JobHost::MemoryHeld() const { return regions_ ? plan_->memory_bytes() : 0; }
 
-uint64_t JobHost::MemoryTouched() const { return regions_ ? regions_->AllocatedBytes() : 0; }
+// Staging is the workers' own memory; they take it before they are ready.
+uint64_t JobHost::MemoryTouched() const {
+  if (!regions_) return 0;
+  return regions_->AllocatedBytes() + (state_.ever_ready ? plan_->staging_bytes : 0);
+}
 
 std::optional<JobHost::Granted> JobHost::Descriptors(const std::string& token) const {
   const absl::StatusOr<uint32_t> rank = RankOfToken(token);

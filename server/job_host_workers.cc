@@ -57,6 +57,7 @@ absl::Status JobHost::Spawn(uint32_t w, uint32_t incarnation, bool recover) {
   }
   ZS_ASSIGN_OR_RETURN(WorkerProcess process, SpawnWorker(command));
   process.cores = std::move(cores);
+  process.room = nvme_;
   Worker& worker = workers_[w];
   worker.process.emplace(std::move(process));
   worker.fatal = absl::OkStatus();
@@ -97,6 +98,7 @@ absl::Status JobHost::SendStart(uint32_t w, bool recover) {
   for (const auto& region : view.regions) *start.add_regions() = region;
   start.set_lanes(plan_->lanes);
   start.set_recover(recover);
+  DescribeTiers(start);
   if (state_.alive_since > 1) start.set_drop_generation(state_.alive_since);
   if (plan_->config.transport() == model::v1::TRANSPORT_GLOO) {
     start.set_gloo_address(environment_.config->gloo_address);
@@ -117,6 +119,20 @@ absl::Status JobHost::SendStart(uint32_t w, bool recover) {
         SendLinkMessage(link, AttachedMessage(r).SerializeAsString(), {}, kSendTimeout));
   }
   return absl::OkStatus();
+}
+
+void JobHost::DescribeTiers(internal::v1::WorkerStart& start) const {
+  const TierConfig& tiers = environment_.config->tiers;
+  start.set_huge_pages(tiers.huge_pages);
+  start.set_require_pinned(tiers.require_pinned);
+  for (const NvmePathConfig& path : plan_->nvme_paths) {
+    internal::v1::NvmePath& out = *start.add_nvme_paths();
+    out.set_path(path.path);
+    out.set_weight(path.weight);
+    out.set_allow_network_path(path.allow_network_path);
+  }
+  if (nvme_ != nullptr) start.set_io_backend(std::string(NameOf(nvme_->backend())));
+  start.set_io_timeout_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(tiers.io_timeout)));
 }
 
 ToWorker JobHost::AttachedMessage(uint32_t rank) const {

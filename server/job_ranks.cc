@@ -90,8 +90,12 @@ void Decider::Admit(const AttachRequested& in) {
       worker.phase = WorkerPhase::kStarting;
       worker.incarnation = 1;
     }
+    const std::string& work = next_.limits.first_work;
     Say(absl::StrCat("all ", present, " ranks are here; starting ", next_.workers.size(),
-                     " workers"));
+                     " workers", work.empty() ? "" : ", which first ", work));
+    for (const uint32_t waiting_rank : Ranks(RankPhase::kWaiting)) {
+      next_.ranks[waiting_rank].deadline += next_.limits.first_work_time;
+    }
     actions_.push_back(CreateJob{});
     return;
   }

@@ -33,6 +33,8 @@ const char* KindName(WorkerRegion::Kind kind) {
       return "local";
     case WorkerRegion::KIND_USER_STATE:
       return "user-state";
+    case WorkerRegion::KIND_SLOT_TABLE:
+      return "slots";
     default:
       return "region";
   }
@@ -50,10 +52,13 @@ WorkerRegion Describe(WorkerRegion::Kind kind, uint32_t index, uint64_t bytes) {
   return region;
 }
 
-// Whether worker `w` maps a region: its own partition, and what its island shares. The pages of
+// Whether worker `w` maps a region: its own partition and slot table, and what its
+// island shares. The pages of
 // ranks go to their home worker only, which is their one writer.
 bool WorkerMaps(const JobPlan& plan, const RegionPlan& region, uint32_t w) {
-  if (region.kind == WorkerRegion::KIND_PARTITION) return region.index == w;
+  if (region.kind == WorkerRegion::KIND_PARTITION || region.kind == WorkerRegion::KIND_SLOT_TABLE) {
+    return region.index == w;
+  }
   if (region.kind == WorkerRegion::KIND_RANK_PAGE) {
     return plan.ranks[region.index].home_worker() == w;
   }

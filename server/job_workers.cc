@@ -183,7 +183,9 @@ void Decider::CheckWaitDeadlines() {
     return;
   }
   const std::string text =
-      absl::StrCat(Job(), ": the workers were not ready in time: ", WorkersNotReady());
+      absl::StrCat(Job(), ": the workers were not ready in time: ", WorkersNotReady(),
+                   next_.ever_ready || next_.limits.first_work.empty() ? "" : "; they first ",
+                   next_.ever_ready ? "" : next_.limits.first_work);
   FailWaiting(absl::DeadlineExceededError(text));
   Say(text);
   CheckAllGone();

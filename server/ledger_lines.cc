@@ -1,9 +1,11 @@
 #include "server/ledger_lines.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "storage/chunk_arrays.h"
 #include "storage/layout_proto.h"
 #include "storage/partition.h"
 
@@ -33,6 +35,37 @@ uint64_t Share(uint64_t total, uint64_t index, uint64_t shares) {
                                (static_cast<unsigned __int128>(total) * index) / shares);
 }
 
+// What of a worker's states rests on the NVMe tier at first, by unit, as runs of grains in order;
+// and the bytes of scales that go with it.
+struct Homes {
+  std::vector<std::vector<GrainRange>> states, parameters;
+  uint64_t scales = 0;
+};
+
+Homes HomesOf(const Layout& layout, const NvmePlan& nvme) {
+  Homes homes;
+  homes.states.resize(layout.units().size());
+  homes.parameters.resize(layout.units().size());
+  for (const NvmeImage& image : nvme.images()) {
+    if (!image.home) continue;
+    const uint64_t begin = image.begin / kGrainElements;
+    const GrainRange run = {begin, begin + image.elements / kGrainElements};
+    std::vector<GrainRange>& runs =
+        (image.parameters ? homes.parameters : homes.states)[image.unit];
+    if (!runs.empty() && runs.back().end == run.begin) {
+      runs.back().end = run.end;
+    } else {
+      runs.push_back(run);
+    }
+    for (const PartitionArray& array : image.arrays) {
+      const ChunkArrayKind kind = array.array.kind;
+      const bool scale = kind == ChunkArrayKind::kScales0 || kind == ChunkArrayKind::kScales1;
+      if (scale) homes.scales += array.array.bytes;
+    }
+  }
+  return homes;
+}
+
 class Ledger {
  public:
   explicit Ledger(const JobPlan& plan)
@@ -53,11 +86,11 @@ class Ledger {
 
  private:
   void Add(const std::string& state, const std::string& holder, uint64_t bytes,
-           uint64_t formula_bytes, const std::string& formula) {
+           uint64_t formula_bytes, const std::string& formula, const char* tier = "host") {
     if (bytes == 0 && formula_bytes == 0) return;
     LedgerLine line;
     line.set_state(state);
-    line.set_tier("host");
+    line.set_tier(tier);
     line.set_holder(holder);
     line.set_bytes(bytes);
     line.set_formula_bytes(formula_bytes);
@@ -78,9 +111,13 @@ class Ledger {
     uint64_t data = 0;   // bytes of data elements
     uint64_t held = 0;   // the same with padding
     uint64_t total = 0;  // of the whole job, for the formula
+    // The parts of `data` and `held` that rest on the NVMe tier.
+    uint64_t nvme_data = 0;
+    uint64_t nvme_held = 0;
   };
   template <typename ElementBytes, typename Range>
-  Amount Measure(ElementBytes element_bytes, Range range) const {
+  Amount Measure(ElementBytes element_bytes, Range range,
+                 const std::vector<std::vector<GrainRange>>* homes = nullptr) const {
     Amount amount;
     for (uint32_t u = 0; u < layout_.units().size(); ++u) {
       const Unit& unit = layout_.units()[u];
@@ -90,12 +127,27 @@ class Ledger {
       amount.data += bytes * DataElements(layout_, unit, slice);
       amount.held += bytes * slice.elements();
       amount.total += bytes * unit.data_elements;
+      if (homes == nullptr || homes->empty()) continue;
+      for (const GrainRange& run : (*homes)[u]) {
+        amount.nvme_data += bytes * DataElements(layout_, unit, run);
+        amount.nvme_held += bytes * run.elements();
+      }
     }
     return amount;
   }
 
+  // What the lines of one worker's states come to.
+  struct WorkerSums {
+    uint64_t padding = 0;    // on the host
+    uint64_t nvme_data = 0;  // listed on the NVMe tier
+    uint64_t nvme_held = 0;  // the same with padding
+  };
   absl::Status AddWorker(uint32_t w);
-  void AddScales(const PartitionPlan& partition, const std::string& holder);
+  void AddState(const std::string& state, const std::string& holder, const Amount& amount,
+                uint64_t share, const std::string& formula, WorkerSums& sums);
+  void AddScales(const PartitionPlan& partition, const std::string& holder, uint64_t on_nvme,
+                 WorkerSums& sums);
+  void AddTier(const NvmePlan& nvme, const std::string& holder, uint32_t w, WorkerSums& sums);
   void AddIsland(uint32_t island);
   void AddRank(uint32_t r);
 
@@ -111,11 +163,16 @@ absl::Status Ledger::AddWorker(uint32_t w) {
   const std::string holder = absl::StrCat("worker ", w);
   const uint64_t shares = config_.stage() == 0 ? 1 : plan_.workers.size();
   const std::string over = shares == 1 && config_.stage() == 0 ? "" : "/N";
-  uint64_t padding = 0;
+  std::optional<NvmePlan> nvme;
+  Homes homes;
+  if (!plan_.nvme_paths.empty()) {
+    ZS_ASSIGN_OR_RETURN(nvme, plan_.NvmePlanOf(partition));
+    homes = HomesOf(layout_, *nvme);
+  }
+  WorkerSums sums;
   auto add = [&](const std::string& state, const Amount& amount, const std::string& formula) {
-    Add(state, holder, amount.data, Share(amount.total, shares == 1 ? 0 : w, shares),
-        amount.total == 0 ? "" : formula);
-    padding += amount.held - amount.data;
+    AddState(state, holder, amount, Share(amount.total, shares == 1 ? 0 : w, shares),
+             amount.total == 0 ? "" : formula, sums);
   };
   auto slice = [&](uint32_t u) { return partition.unit(u).slice; };
 
@@ -128,7 +185,7 @@ absl::Status Ledger::AddWorker(uint32_t w) {
           const bool counted = in_place || !partition.unit(u).resident;
           return counted ? SizeOf(layout_.units()[u].dtype) : 0;
         },
-        [&](uint32_t u) { return partition.unit(u).shard; });
+        [&](uint32_t u) { return partition.unit(u).shard; }, &homes.parameters);
     add("parameters", parameters,
         absl::StrCat(SizeOf(*DTypeFromProto(config_.compute_dtype())), "P/N"));
   }
@@ -142,28 +199,56 @@ absl::Status Ledger::AddWorker(uint32_t w) {
     if (partition.unit(u).master == kAbsent) return 0;
     return partition.unit(u).master_form == MasterForm::kSplit ? 2 : 4;
   };
-  add(split ? "master, low halves" : "master", Measure(master_bytes, slice),
+  add(split ? "master, low halves" : "master", Measure(master_bytes, slice, &homes.states),
       absl::StrCat(split ? 2 : 4, "P", over));
   const uint64_t state_bytes = StateElementBytes(partition.state_format());
   for (uint32_t slot = 0; slot < partition.state_slots(); ++slot) {
     add(config_.state_slots(static_cast<int>(slot)),
         Measure(
             [&](uint32_t u) { return partition.unit(u).state[slot] == kAbsent ? 0 : state_bytes; },
-            slice),
+            slice, &homes.states),
         absl::StrCat(state_bytes, "P", over));
   }
-  AddScales(partition, holder);
-  Add("padding", holder, padding, 0, "");
+  AddScales(partition, holder, homes.scales, sums);
+  if (nvme.has_value()) AddTier(*nvme, holder, w, sums);
+  Add("padding", holder, sums.padding, 0, "");
   Add("records", holder, partition.totals().records, 0, "");
   return absl::OkStatus();
 }
 
+void Ledger::AddState(const std::string& state, const std::string& holder, const Amount& amount,
+                      uint64_t share, const std::string& formula, WorkerSums& sums) {
+  const uint64_t on_host = amount.data - amount.nvme_data;
+  // The formula's share is split as the bytes are.
+  const uint64_t of_nvme = amount.nvme_data == 0
+                               ? 0
+                               : static_cast<uint64_t>(static_cast<unsigned __int128>(share) *
+                                                       amount.nvme_data / amount.data);
+  Add(state, holder, on_host, share - of_nvme, formula);
+  Add(state, holder, amount.nvme_data, of_nvme, formula, "nvme");
+  sums.padding += amount.held - amount.nvme_held - on_host;
+  sums.nvme_data += amount.nvme_data;
+  sums.nvme_held += amount.nvme_held;
+}
+
+// Files have room for two images of each chunk, with headers, and for spares. Pages that states on
+// the tier share with others stay.
+void Ledger::AddTier(const NvmePlan& nvme, const std::string& holder, uint32_t w,
+                     WorkerSums& sums) {
+  Add("slots", holder, nvme.extents().total_bytes() - sums.nvme_data, 0, "", "nvme");
+  Add("staging", holder, StagingBytes(plan_, nvme), 0, "");
+  Add("slot table", holder, RegionMemory(WorkerRegion::KIND_SLOT_TABLE, w), 0, "");
+  sums.padding += sums.nvme_held - nvme.unbacked_bytes();
+}
+
 // One fp32 a block and 8-bit state: 4 / 256 of an element and less than one block a parameter more.
-void Ledger::AddScales(const PartitionPlan& partition, const std::string& holder) {
+void Ledger::AddScales(const PartitionPlan& partition, const std::string& holder, uint64_t on_nvme,
+                       WorkerSums& sums) {
   uint64_t blocks = 0;
   for (uint32_t u = 0; u < layout_.units().size(); ++u) blocks += partition.unit(u).blocks;
   const uint64_t bytes = blocks * partition.state_slots() * sizeof(float);
-  Add("scales", holder, bytes, bytes, "4 a block");
+  const Amount amount = {bytes, bytes, bytes, on_nvme, on_nvme};
+  AddState("scales", holder, amount, bytes, "4 a block", sums);
 }
 
 void Ledger::AddIsland(uint32_t island) {
@@ -217,6 +302,10 @@ void Ledger::AddRank(uint32_t r) {
 
 absl::StatusOr<std::vector<LedgerLine>> LedgerLines(const JobPlan& plan) {
   return Ledger(plan).Lines();
+}
+
+uint64_t StagingBytes(const JobPlan& plan, const NvmePlan& nvme) {
+  return NvmePlan::StagingBuffers(plan.config.nvme(), plan.lanes) * nvme.max_image_bytes();
 }
 
 uint64_t WindowMemory(const Layout& layout, const model::v1::EngineConfig& config) {

@@ -2,8 +2,9 @@
 //
 // Let P be the elements of the parameters, T those of the trainable ones, N the workers, G the
 // bytes of an accumulator element. A state's line counts data only; the slices' padding, the
-// windows beyond the data and the records have lines of their own, so that all lines add up to the
-// memory of the regions. Pure.
+// windows beyond the data and the records have lines of their own, so that all lines of the host
+// tier add up to the memory of the regions and staging, and those of the NVMe tier to its files.
+// States are listed where they rest at first; some may be moved later. Pure.
 
 #ifndef ZEROSHARD_SERVER_LEDGER_LINES_H_
 #define ZEROSHARD_SERVER_LEDGER_LINES_H_
@@ -18,6 +19,9 @@ namespace zeroshard {
 
 // `plan` with everything but its ledger.
 absl::StatusOr<std::vector<model::v1::LedgerLine>> LedgerLines(const JobPlan& plan);
+
+// Bytes of memory that one worker has for staging.
+uint64_t StagingBytes(const JobPlan& plan, const NvmePlan& nvme);
 
 // Bytes of memory that an island's parameter window may take: all of it when the parameters at rest
 // lie in it, else the resident units and max_live_elements of the others.

@@ -49,7 +49,9 @@ std::string ControlGroup(const std::string& root) {
 // The regions' memory by kind: what the message of a refusal is made of.
 std::string SumByKind(const JobPlan& plan) {
   std::map<std::string, uint64_t> sums;
-  for (const model::v1::LedgerLine& line : plan.ledger) sums[line.state()] += line.bytes();
+  for (const model::v1::LedgerLine& line : plan.ledger) {
+    if (line.tier() != "nvme") sums[line.state()] += line.bytes();
+  }
   std::vector<std::pair<std::string, uint64_t>> sorted(sums.begin(), sums.end());
   std::sort(sorted.begin(), sorted.end(),
             [](const auto& a, const auto& b) { return a.second > b.second; });

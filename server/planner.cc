@@ -1,6 +1,7 @@
 #include "server/planner.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -43,6 +44,20 @@ void AddRegion(JobPlan& plan, WorkerRegion::Kind kind, uint32_t index, uint32_t 
   plan.regions.push_back({kind, index, island, Pages(bytes), Pages(bytes)});
 }
 
+// The slot table of a worker, the room of its files and its staging. Its partition's plan comes
+// last in `plan`; what rests on the NVMe tier takes no memory there.
+absl::Status AddNvmeTier(const PartitionPlan& partition, uint32_t w, JobPlan& plan) {
+  ZS_ASSIGN_OR_RETURN(const NvmePlan nvme, plan.NvmePlanOf(partition));
+  plan.regions.back().memory -= nvme.unbacked_bytes();
+  AddRegion(plan, WorkerRegion::KIND_SLOT_TABLE, w, plan.workers[w].island(), nvme.table_bytes());
+  plan.nvme_bytes.resize(plan.nvme_paths.size());
+  for (uint32_t p = 0; p < plan.nvme_bytes.size(); ++p) {
+    plan.nvme_bytes[p] += nvme.extents().file_bytes(p);
+  }
+  plan.staging_bytes += StagingBytes(plan, nvme);
+  return absl::OkStatus();
+}
+
 absl::Status AddRegions(JobPlan& plan) {
   const Layout& layout = plan.layout.front();
   const Placement& placement = plan.placement;
@@ -51,6 +66,8 @@ absl::Status AddRegions(JobPlan& plan) {
     ZS_ASSIGN_OR_RETURN(const PartitionPlan partition,
                         PartitionPlan::Create(layout, plan.config, w, plan.lanes));
     AddRegion(plan, WorkerRegion::KIND_PARTITION, w, plan.workers[w].island(), partition.bytes());
+    if (plan.nvme_paths.empty()) continue;
+    ZS_RETURN_IF_ERROR(AddNvmeTier(partition, w, plan));
   }
   for (uint32_t island = 0; island < plan.islands; ++island) {
     if (!plan.has_island(island)) continue;
@@ -90,9 +107,19 @@ bool JobPlan::has_island(uint32_t island) const {
 }
 
 uint64_t JobPlan::memory_bytes() const {
-  uint64_t bytes = 0;
+  uint64_t bytes = staging_bytes;
   for (const RegionPlan& region : regions) bytes += region.memory;
   return bytes;
+}
+
+uint64_t JobPlan::nvme_total() const {
+  return std::accumulate(nvme_bytes.begin(), nvme_bytes.end(), uint64_t{0});
+}
+
+absl::StatusOr<NvmePlan> JobPlan::NvmePlanOf(const PartitionPlan& partition) const {
+  std::vector<uint64_t> weights;
+  for (const NvmePathConfig& path : nvme_paths) weights.push_back(path.weight);
+  return NvmePlan::Create(layout.front(), partition, config, weights);
 }
 
 absl::StatusOr<JobPlan> PlanJob(const PlanInput& input) {
@@ -108,6 +135,13 @@ absl::StatusOr<JobPlan> PlanJob(const PlanInput& input) {
                                   "\", \"params\": ", input.config.scheduler.params_json, "}");
   }
   ZS_ASSIGN_OR_RETURN(plan.config, MakeEngineConfig(input));
+  if (NvmePlan::Exists(plan.config)) {
+    if (input.nvme_paths.empty()) {
+      return absl::FailedPreconditionError(
+          "the job has states on nvme, and there is no nvme_path for them");
+    }
+    plan.nvme_paths = input.nvme_paths;
+  }
   if (input.nodes > 1 && input.config.zeroshard.transport == TransportChoice::kShm) {
     plan.warnings.push_back(absl::StrCat("zeroshard.transport is \"shm\", but the job spans ",
                                          input.nodes, " daemons: its workers exchange over Gloo"));

@@ -2,9 +2,10 @@
 // can run: the engine's configuration, every shared region with its size, who serves whom, and the
 // ledger.
 //
-// A pure function of its input; any thread. The ledger's lines add up to the memory of all regions,
-// byte for byte: what is not state is named padding, window or records. Of a job that spans daemons
-// each plans its own regions and ledger; all else is the same on every one.
+// A pure function of its input; any thread. The ledger's lines of the host tier add up to the
+// memory of all regions and staging, byte for byte: what is not state is named padding, window or
+// records; those of the NVMe tier add up to its files. Of a job that spans daemons each plans its
+// own regions and ledger; all else is the same on every one.
 
 #ifndef ZEROSHARD_SERVER_PLANNER_H_
 #define ZEROSHARD_SERVER_PLANNER_H_
@@ -17,9 +18,12 @@
 #include "proto/internal.pb.h"
 #include "proto/model.pb.h"
 #include "server/ds_config.h"
+#include "server/nvme_paths.h"
 #include "server/placement.h"
 #include "storage/board.h"
 #include "storage/layout.h"
+#include "storage/nvme_plan.h"
+#include "storage/partition.h"
 
 namespace zeroshard {
 
@@ -34,6 +38,7 @@ struct PlanInput {
   uint32_t nodes = 1;
   uint32_t lanes = 1;  // compute threads of each worker
   uint32_t collective_timeout_ms = 60000;
+  std::vector<NvmePathConfig> nvme_paths;  // of a job with an NVMe tier
 };
 
 // One shared region. `index`: the worker of a partition; the rank of a gradient window, rank page
@@ -57,19 +62,27 @@ struct JobPlan {
   uint32_t islands = 1;
   uint32_t lanes = 1;
   BoardShape board;
+  std::vector<NvmePathConfig> nvme_paths;  // as the input; empty without an NVMe tier
+  std::vector<uint64_t> nvme_bytes;        // of the files on each, of this node's workers
+  uint64_t staging_bytes = 0;              // memory of this node's workers beside the regions
   std::vector<model::v1::LedgerLine> ledger;
   std::vector<std::string> warnings;
   std::string scheduler;
   std::vector<ResolvedValue> values;
 
+  // Host memory on this node: of the regions, and staging.
   uint64_t memory_bytes() const;
+  // Of all files on this node.
+  uint64_t nvme_total() const;
+  // What worker `w` has on the NVMe tier; `partition` is its partition's plan.
+  absl::StatusOr<NvmePlan> NvmePlanOf(const PartitionPlan& partition) const;
   // Whether an island lies on this node.
   bool has_island(uint32_t island) const;
 };
 
 // InvalidArgument or FailedPrecondition, naming the key or parameter: a batch triangle that does
-// not hold, a trainable parameter without an optimizer, an in-place window over Gloo, and what
-// Layout refuses.
+// not hold, a trainable parameter without an optimizer, an in-place window over Gloo, an NVMe tier
+// without a path, and what Layout refuses.
 absl::StatusOr<JobPlan> PlanJob(const PlanInput& input);
 
 // The engine's part of a config, without a layout.

@@ -20,6 +20,7 @@
 #include "server/event_loop.h"
 #include "server/metadata_log.h"
 #include "server/node_cores.h"
+#include "server/nvme_store.h"
 #include "server/peer_table.h"
 #include "server/run_files.h"
 #include "server/services.h"
@@ -61,6 +62,7 @@ absl::Status RemoveLeftovers(const std::string& path) {
 struct Server::Parts {
   DaemonConfig config;
   SystemClock clock;
+  std::unique_ptr<NvmeStore> nvme;   // outlives the jobs, whose files it removes
   std::unique_ptr<NodeCores> cores;  // outlives the loop, whose timers hold workers' numbers
   std::unique_ptr<EventLoop> loop;
   std::shared_ptr<MetricsTable> metrics_table = std::make_shared<MetricsTable>();
@@ -132,6 +134,12 @@ absl::Status Server::Parts::StartJobs(UniqueFd descriptor_listener,
   environment.metrics = &metrics;
   ZS_ASSIGN_OR_RETURN(cores, NodeCores::Create());
   environment.cores = cores.get();
+  NvmeStore::Options paths;
+  paths.backend = config.tiers.io_backend;
+  paths.limit = config.tiers.nvme_limit;
+  nvme = std::make_unique<NvmeStore>(paths);
+  nvme->Open(config.tiers.nvme_paths);
+  environment.nvme = nvme.get();
   if (!config.cluster.alone()) {
     cluster = MakeClusterClient(config.cluster, loop.get());
     environment.cluster = cluster.get();
@@ -161,6 +169,7 @@ absl::Status Server::Parts::StartGrpc() {
   context.table = table.get();
   context.peers = &peers;
   context.checkpoints = checkpoints.get();
+  context.nvme = nvme.get();
   context.config = &config;
   context.lanes = Lanes(config, *cores);
   context.started_at = loop->Now();

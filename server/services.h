@@ -28,6 +28,7 @@ struct ServiceContext {
   JobTable* table = nullptr;
   PeerTable* peers = nullptr;
   CheckpointOps* checkpoints = nullptr;
+  NvmeStore* nvme = nullptr;
   const DaemonConfig* config = nullptr;
   uint32_t lanes = 1;  // of each worker
   absl::Duration started_at;

@@ -1,5 +1,6 @@
 // The trainer API (proto/trainer.proto, service Trainer).
 #include <grpcpp/grpcpp.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <optional>
@@ -72,17 +73,40 @@ class TrainerService final : public Trainer::Service {
     return grpc::Status::OK;
   }
 
+  absl::StatusOr<std::shared_ptr<const NvmeAdmission>> AdmitPaths(const std::string& job,
+                                                                  bool trusted, JobPlan& plan);
   absl::StatusOr<AttachReply> DoAttach(grpc::ServerContext& call, const AttachRequest& request);
 
   const ServiceContext context_;
   std::atomic<uint64_t> next_attach_{1};
 };
 
+// On this thread, because drives may be slow: whether the job's paths will do. Those of a job that
+// has begun are not asked again: a rank may come back while a drive is full or broken. Warnings
+// are added to `plan`.
+absl::StatusOr<std::shared_ptr<const NvmeAdmission>> TrainerService::AdmitPaths(
+    const std::string& job, bool trusted, JobPlan& plan) {
+  if (plan.nvme_paths.empty()) return nullptr;
+  ZS_ASSIGN_OR_RETURN(const bool begun, context_.loop->Call<bool>([this, &job] {
+    const absl::StatusOr<JobHost*> host = context_.table->Find(job);
+    return host.ok() && (*host)->state().started;
+  }));
+  if (begun) return nullptr;
+  ZS_ASSIGN_OR_RETURN(std::shared_ptr<const NvmeAdmission> admission,
+                      context_.nvme->Admit(plan.nvme_paths, trusted ? NvmeStore::Caller::kTrusted
+                                                                    : NvmeStore::Caller::kOther));
+  for (const std::string& warning : admission->warnings) plan.warnings.push_back(warning);
+  return admission;
+}
+
 absl::StatusOr<AttachReply> TrainerService::DoAttach(grpc::ServerContext& call,
                                                      const AttachRequest& request) {
   ZS_ASSIGN_OR_RETURN(Peer peer, context_.peers->Find(call.peer()));
+  const bool trusted = peer.uid == 0 || peer.uid == geteuid();
   ZS_ASSIGN_OR_RETURN(PreparedAttach prepared,
-                      PrepareAttach(request, *context_.config, context_.lanes));
+                      PrepareAttach(request, *context_.config, context_.lanes,
+                                    trusted ? PathRight::kAny : PathRight::kListed));
+  ZS_ASSIGN_OR_RETURN(const auto admission, AdmitPaths(request.job(), trusted, *prepared.plan));
   auto wait = std::make_shared<AttachWait>();
   auto attach = std::make_shared<AttachCall>();
   attach->id = next_attach_.fetch_add(1);
@@ -90,6 +114,7 @@ absl::StatusOr<AttachReply> TrainerService::DoAttach(grpc::ServerContext& call,
   attach->peer = std::move(peer);
   attach->spec = prepared.spec;
   attach->plan = prepared.plan;
+  attach->nvme = admission;
   const absl::Duration timeout = request.timeout_ms() == 0
                                      ? context_.config->attach_timeout
                                      : absl::Milliseconds(request.timeout_ms());

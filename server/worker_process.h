@@ -10,6 +10,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -24,6 +25,7 @@ struct WorkerProcess {
   UniqueFd pidfd;  // readable once the child has ended
   UniqueFd link;   // the server's end of the socketpair
   CoreHolder cores;
+  std::shared_ptr<const void> room;  // of its files; let go when the process has been reaped
 };
 
 struct WorkerCommand {

@@ -16,6 +16,13 @@ uint64_t AlignTo(uint64_t bytes, uint64_t alignment) {
   return (bytes + alignment - 1) / alignment * alignment;
 }
 
+// Bytes of the pages that lie whole within a range.
+uint64_t WholePages(uint64_t offset, uint64_t bytes) {
+  const uint64_t begin = AlignTo(offset, kPage);
+  const uint64_t end = (offset + bytes) / kPage * kPage;
+  return end > begin ? end - begin : 0;
+}
+
 // Whether the `index`-th of many belongs to a fraction of them, spread evenly.
 bool InFraction(uint32_t index, double fraction) {
   return std::floor((index + 1.0) * fraction) > std::floor(index * fraction);
@@ -33,7 +40,9 @@ absl::Status NvmePlan::AddImage(NvmeImage image) {
   } else {
     ZS_ASSIGN_OR_RETURN(shapes_.back(), ChunkShape::Create(arrays));
     max_image_bytes_ = std::max(max_image_bytes_, shapes_.back()->image_bytes());
-    for (const ChunkArray& array : arrays) unbacked_bytes_ += image.home ? array.bytes : 0;
+    for (const PartitionArray& array : image.arrays) {
+      if (image.home) unbacked_bytes_ += WholePages(array.offset, array.array.bytes);
+    }
   }
   images_.push_back(std::move(image));
   return absl::OkStatus();
@@ -89,12 +98,20 @@ absl::StatusOr<NvmePlan> NvmePlan::Create(const Layout& layout, const PartitionP
   plan.parameter_of_chunk_.resize(plan.chunks_, kNoImage);
   ZS_RETURN_IF_ERROR(plan.AddStates(layout, partition, config));
   ZS_RETURN_IF_ERROR(plan.AddParameters(layout, partition, config));
+  // A worker of a small job may have nothing at all.
+  if (plan.images_.empty()) ZS_RETURN_IF_ERROR(plan.AddImage({.parameters = true}));
   std::vector<uint64_t> bytes;
   for (const std::optional<ChunkShape>& shape : plan.shapes_) {
     bytes.push_back(shape.has_value() ? shape->image_bytes() : 0);
   }
   ZS_ASSIGN_OR_RETURN(plan.extents_, ExtentPlan::Create(bytes, weights, config.nvme().spares()));
   return plan;
+}
+
+uint64_t NvmePlan::StagingBuffers(const model::v1::NvmeConfig& config, uint32_t lanes) {
+  // Each lane reads one image and fills another; one of each is on its way.
+  return std::max<uint64_t>(uint64_t{config.buffer_count()} * config.queue_depth(),
+                            uint64_t{2} * lanes + 2);
 }
 
 SlotTableShape NvmePlan::table_shape(uint64_t job_id, uint64_t layout_fingerprint) const {

@@ -46,7 +46,8 @@ class NvmePlan {
     return config.tiered() || config.parameter_tier() == model::v1::TIER_NVME;
   }
 
-  // `weights`: of each path. InvalidArgument as ExtentPlan, or when nothing could be on the tier.
+  // `weights`: of each path. InvalidArgument as ExtentPlan. Where there is nothing that could be on
+  // the tier the plan has one image without elements.
   static absl::StatusOr<NvmePlan> Create(const Layout& layout, const PartitionPlan& partition,
                                          const model::v1::EngineConfig& config,
                                          std::span<const uint64_t> weights);
@@ -72,8 +73,12 @@ class NvmePlan {
   uint64_t table_bytes() const;
   uint64_t targets_offset() const;
 
-  // Bytes of partition memory that images at home on the tier do not take.
+  // Bytes of partition memory that images at home on the tier do not take: the whole pages of each
+  // of their arrays.
   uint64_t unbacked_bytes() const { return unbacked_bytes_; }
+
+  // Buffers of one image each that a worker of `lanes` compute threads has for staging.
+  static uint64_t StagingBuffers(const model::v1::NvmeConfig& config, uint32_t lanes);
 
  private:
   NvmePlan() = default;
