@@ -295,8 +295,9 @@ void IoBudget::Give(uint32_t device, uint32_t holder) const {
 }
 
 void IoBudget::Withdraw(uint32_t device, uint32_t holder, IoDirection direction) const {
-  page_->device[device].slot[holder].flow[static_cast<uint32_t>(direction)].waits.store(
-      IoBudgetPage::kForNothing);
+  Flow& flow = page_->device[device].slot[holder].flow[static_cast<uint32_t>(direction)];
+  flow.waits.store(Page::kForNothing);
+  flow.active_until.store(0);
 }
 
 }  // namespace zeroshard
