@@ -176,8 +176,8 @@ absl::Status ExtentFile::RemoveUnused(const NvmePath& path, const ExtentIdentity
 }
 
 void ExtentFile::Abandon() && {
-  static_cast<void>(lock_.release());
   static_cast<void>(fd_.release());
+  lock_.reset();
 }
 
 absl::StatusOr<ExtentFile> ExtentFile::Adopt(const NvmePath& path, const ExtentIdentity& identity,

@@ -52,8 +52,8 @@ class ExtentFile {
   static absl::StatusOr<ExtentFile> Adopt(const NvmePath& path, const ExtentIdentity& identity,
                                           uint64_t generation);
 
-  // Gives the descriptors up for good: they stay open until the process ends. For files with
-  // transfers that never completed (IoQueue::Close).
+  // Gives the descriptor of transfers up for good: it stays open, and its generation undrained,
+  // until the process ends. For files with transfers that never completed (IoQueue::Close).
   void Abandon() &&;
 
   int fd() const { return fd_.get(); }

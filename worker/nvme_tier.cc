@@ -85,6 +85,10 @@ absl::StatusOr<std::unique_ptr<NvmeTier>> NvmeTier::Open(const NvmePlan& plan,
   return std::unique_ptr<NvmeTier>(new NvmeTier(plan, std::move(impl)));
 }
 
+uint64_t NvmeTier::StagingBytes(const NvmePlan& plan, const NvmeTierOptions& options) {
+  return TierMover::StagingImages(plan, options) * plan.max_image_bytes();
+}
+
 bool NvmeTier::Holds(uint32_t image) const { return impl_->store().Holds(image); }
 bool NvmeTier::AtHome(uint32_t image) const { return impl_->store().AtHome(image); }
 void NvmeTier::SetTarget(uint32_t image, NvmeTarget target) {

@@ -44,6 +44,9 @@ class NvmeTier {
 
   const NvmePlan& plan() const { return plan_; }
 
+  // Staging memory of a tier with these options (config, pool).
+  static uint64_t StagingBytes(const NvmePlan& plan, const NvmeTierOptions& options);
+
   // Whether the committed contents of the image are on this tier.
   bool Holds(uint32_t image) const;
   // Where it shall rest, as the job was told last; survives this process.

@@ -14,13 +14,13 @@ namespace {
 
 // A piece of memory that is registered at once may not be larger.
 constexpr uint64_t kMaxMemory = uint64_t{1} << 30;
-// How long a queue that failed is given.
-constexpr absl::Duration kSettleTime = absl::Seconds(5);
 constexpr absl::Duration kSlice = absl::Milliseconds(50);
 
-// Every image may be in the ring, none twice; else what the configuration says, and what keeps all
-// lanes at work while as many images come and go.
-uint32_t RingImages(const NvmePlan& plan, const NvmeTierOptions& options) {
+int DirectionOf(const TierMove& move) { return move.operation == IoOperation::kWrite ? 1 : 0; }
+
+}  // namespace
+
+uint32_t TierMover::StagingImages(const NvmePlan& plan, const NvmeTierOptions& options) {
   uint64_t images = 0;
   for (const NvmeImage& image : plan.images()) images += image.elements > 0 ? 1 : 0;
   const uint64_t lanes = options.pool == nullptr ? 1 : options.pool->lanes();
@@ -28,15 +28,11 @@ uint32_t RingImages(const NvmePlan& plan, const NvmeTierOptions& options) {
   return static_cast<uint32_t>(std::min(images, std::max(wanted, 2 * lanes + 2)));
 }
 
-int DirectionOf(const TierMove& move) { return move.operation == IoOperation::kWrite ? 1 : 0; }
-
-}  // namespace
-
 TierMover::TierMover(const NvmePlan& plan, const NvmeTierOptions& options, std::vector<int> fds)
     : options_(options),
       fds_(std::move(fds)),
       stride_(plan.max_image_bytes()),
-      buffer_count_(RingImages(plan, options)),
+      buffer_count_(StagingImages(plan, options)),
       buffers_per_memory_(static_cast<uint32_t>(std::max<uint64_t>(1, kMaxMemory / stride_))),
       paths_(fds_.size()),
       counters_(fds_.size()) {}
@@ -46,6 +42,7 @@ absl::Status TierMover::Prepare() {
        done < buffer_count_; done += buffers_per_memory_) {
     const uint64_t count = std::min(buffers_per_memory_, buffer_count_ - done);
     ZS_ASSIGN_OR_RETURN(AlignedBuffer memory, AlignedBuffer::Make(count * stride_));
+    ZS_RETURN_IF_ERROR(options_.pin(memory.bytes()));
     memory_.push_back(std::move(memory));
   }
   if (queue_ != nullptr) return absl::OkStatus();
@@ -215,7 +212,7 @@ absl::Status TierMover::Sync() {
 
 void TierMover::Settle() {
   if (queue_ == nullptr) return;
-  const Deadline deadline = Deadline::After(kSettleTime);
+  const Deadline deadline = Deadline::After(options_.settle_time);
   while (queue_->in_flight() > 0 && !deadline.Passed()) {
     static_cast<void>(queue_->Wait(0, Deadline::After(absl::ZeroDuration())));
     if (queue_->in_flight() > 0) absl::SleepFor(absl::Milliseconds(10));

@@ -48,6 +48,11 @@ class TierMover {
   TierMover& operator=(const TierMover&) = delete;
   ~TierMover() { Settle(); }
 
+  // Images that staging memory has room for: what the configuration says, or at least what keeps
+  // all lanes at work while as many images come and go; never more than there are, none is moved
+  // twice at a time.
+  static uint32_t StagingImages(const NvmePlan& plan, const NvmeTierOptions& options);
+
   // Sees to it that there are memory and a queue.
   absl::Status Prepare();
 

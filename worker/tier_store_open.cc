@@ -18,8 +18,6 @@
 namespace zeroshard {
 namespace {
 
-constexpr uint64_t kManifestExtra = uint64_t{1} << 20;
-
 absl::Status CheckOptions(const NvmePlan& plan, const NvmeTierOptions& options) {
   const model::v1::NvmeConfig& config = options.config;
   if (config.block_bytes() == 0 || config.block_bytes() % kDirectIoAlignment != 0 ||
@@ -71,7 +69,7 @@ ManifestIdentity TierStore::ManifestIdentityOf() const {
           .plan_fingerprint = plan_.extents().fingerprint(),
           .worker = options_.worker,
           .chunks = static_cast<uint32_t>(plan_.images().size()),
-          .max_extra = kManifestExtra};
+          .max_extra = kTierManifestExtra};
 }
 
 // The magic number of a table is written last.

@@ -22,6 +22,9 @@
 
 namespace zeroshard {
 
+// Room in a manifest for what is committed with a step (NvmeTier::Seal).
+inline constexpr uint64_t kTierManifestExtra = uint64_t{1} << 20;
+
 // Whom a tier asks before each transfer, so that what moves on a path may be bounded and shared
 // with others. Loop thread only.
 class IoGate {
@@ -31,7 +34,7 @@ class IoGate {
   virtual absl::Duration TryStart(uint32_t path, IoOperation operation, uint64_t bytes) = 0;
   // A transfer that was started is complete, well or not.
   virtual void Done(uint32_t path) = 0;
-  // The transfer that had to wait is not wanted any more.
+  // A transfer that may have had to wait is not wanted any more.
   virtual void Withdraw(uint32_t path, IoOperation operation) = 0;
 };
 
@@ -50,11 +53,16 @@ struct NvmeTierOptions {
   std::vector<NvmeTierPath> paths;
   IoBackend backend = IoBackend::kThreads;
   absl::Duration io_timeout = absl::Seconds(30);  // of one transfer
+  absl::Duration settle_time = absl::Seconds(5);  // for a queue to end after one timed out
   std::span<std::byte> table;                     // the slot-table region
   bool recover = false;                           // it holds a predecessor's table
   uint64_t committed = 0;                         // the job's last committed attempt
   ThreadPool* pool = nullptr;                     // without one all work is done by the loop thread
-  IoGate* gate = nullptr;                         // without one nothing waits; outlives the tier
+  // Called with staging memory when it is made, so that it may be pinned.
+  std::function<absl::Status(std::span<std::byte>)> pin = [](std::span<std::byte>) {
+    return absl::OkStatus();
+  };
+  IoGate* gate = nullptr;              // without one nothing waits; outlives the tier
   std::function<void()> beat = [] {};  // called at least every 100 ms while the tier waits
   // What queues are made by; tests put a faulty one around it.
   std::function<absl::StatusOr<std::unique_ptr<IoQueue>>(IoBackend, const IoQueueOptions&)>

@@ -3,20 +3,22 @@
 #define ZEROSHARD_TESTS_WORKER_TIER_FIXTURE_H_
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "device/cpu/thread_pool.h"
-#include "storage/aligned_buffer.h"
 #include "storage/layout.h"
 #include "storage/nvme_plan.h"
 #include "storage/partition.h"
@@ -31,6 +33,7 @@ struct TierJobShape {
   bool parameters = true;  // on the tier, too
   uint64_t chunk_elements = 2048;
   uint32_t spares = 2;
+  std::string parent = std::filesystem::temp_directory_path().string();  // of the paths
 };
 
 // The plan of a job's only worker.
@@ -88,15 +91,19 @@ inline void Advance(char* bytes, size_t count, uint64_t step) {
 
 class TierJob {
  public:
-  explicit TierJob(const TierJobShape& shape = {}) : plan_(shape), directories_(shape.paths) {
-    auto memory = AlignedBuffer::Make(plan_->table_bytes());
-    EXPECT_TRUE(memory.ok());
-    table_.emplace(*std::move(memory));
-    pool_ = *ThreadPool::Create({.threads = 2});
+  explicit TierJob(const TierJobShape& shape = {}) : plan_(shape) {
+    // Shared with children, as the server's regions are with its workers.
+    void* memory = ::mmap(nullptr, plan_->table_bytes(), PROT_READ | PROT_WRITE,
+                          MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    EXPECT_NE(memory, MAP_FAILED);
+    table_ = {static_cast<std::byte*>(memory), plan_->table_bytes()};
+    for (uint32_t p = 0; p < shape.paths; ++p) {
+      directories_.push_back(std::make_unique<DiskDir>(shape.parent));
+      options_.paths.push_back({directories_.back()->path()});
+    }
     options_.job = "test";
     options_.job_id = 0x4d2;
     options_.layout_fingerprint = 7;
-    for (const DiskDir& directory : directories_) options_.paths.push_back({directory.path()});
     options_.config.set_block_bytes(8192);
     options_.config.set_queue_depth(4);
     options_.config.set_threads(2);
@@ -106,17 +113,26 @@ class TierJob {
     options_.config.set_pipeline_read(true);
     options_.config.set_pipeline_write(true);
     options_.config.set_spares(shape.spares);
-    options_.table = table_->bytes();
-    options_.pool = pool_.get();
+    options_.table = table_;
+  }
+  TierJob(const TierJob&) = delete;
+  TierJob& operator=(const TierJob&) = delete;
+  ~TierJob() {
+    tier_.reset();
+    ::munmap(table_.data(), table_.size());
   }
 
+  // Before Open; 0: no pool.
+  void UsePool(int lanes) { lanes_ = lanes; }
   NvmeTierOptions& options() { return options_; }
   const NvmePlan& plan() const { return *plan_; }
-  const std::vector<DiskDir>& directories() const { return directories_; }
+  const DiskDir& directory(uint32_t path) const { return *directories_[path]; }
   NvmeTier& tier() { return *tier_; }
 
   absl::Status Open(bool recover = false, uint64_t committed = 0) {
     tier_.reset();
+    if (pool_ == nullptr && lanes_ > 0) pool_ = *ThreadPool::Create({.threads = lanes_});
+    options_.pool = pool_.get();
     options_.recover = recover;
     options_.committed = committed;
     auto tier = NvmeTier::Open(*plan_, options_);
@@ -135,7 +151,17 @@ class TierJob {
 
   // Initial contents of all images, in the committed attempt.
   absl::Status Fill(uint64_t attempt = 0) {
+    FillModel();
     std::vector<TierItem> items;
+    for (const uint32_t image : Images()) items.push_back({.write = image});
+    absl::Status status = tier_->Begin(attempt, attempt);
+    if (!status.ok()) return status;
+    return tier_->Run(items, [this](const TierItem& item, const TierBuffers& buffers) {
+      Store(item.write, model_.at(item.write), buffers.write);
+      return absl::OkStatus();
+    });
+  }
+  void FillModel() {
     for (const uint32_t image : Images()) {
       ImageArrays arrays;
       for (const ChunkArray& array : plan_->shape(image).arrays()) {
@@ -146,14 +172,7 @@ class TierJob {
         arrays.push_back(std::move(text));
       }
       model_[image] = std::move(arrays);
-      items.push_back({.write = image});
     }
-    absl::Status status = tier_->Begin(attempt, attempt);
-    if (!status.ok()) return status;
-    return tier_->Run(items, [this](const TierItem& item, const TierBuffers& buffers) {
-      Store(item.write, model_.at(item.write), buffers.write);
-      return absl::OkStatus();
-    });
   }
 
   // The items of a step: states are rewritten, parameters that belong to them are written.
@@ -170,7 +189,10 @@ class TierJob {
   absl::Status Step(uint64_t attempt) {
     absl::Status status = tier_->Begin(attempt, attempt);
     if (!status.ok()) return status;
-    const std::vector<TierItem> items = StepItems();
+    return RunStep(StepItems(), attempt);
+  }
+
+  absl::Status RunStep(const std::vector<TierItem>& items, uint64_t attempt) {
     return tier_->Run(items, [&](const TierItem& item, const TierBuffers& buffers) {
       const ChunkShape& shape = plan_->shape(item.read);
       for (size_t i = 0; i < shape.arrays().size(); ++i) {
@@ -219,7 +241,7 @@ class TierJob {
   }
 
   std::map<uint32_t, ImageArrays>& model() { return model_; }
-  std::span<std::byte> table() const { return table_->bytes(); }
+  std::span<std::byte> table() const { return table_; }
 
  private:
   ImageArrays Load(uint32_t image, const std::byte* bytes) const {
@@ -238,8 +260,9 @@ class TierJob {
   }
 
   TierJobPlan plan_;
-  std::vector<DiskDir> directories_;
-  std::optional<AlignedBuffer> table_;
+  std::vector<std::unique_ptr<DiskDir>> directories_;
+  std::span<std::byte> table_;
+  int lanes_ = 2;
   std::unique_ptr<ThreadPool> pool_;
   NvmeTierOptions options_;
   std::map<uint32_t, ImageArrays> model_;
