@@ -103,8 +103,6 @@ absl::Status JobHost::SendStart(uint32_t w, bool recover) {
   if (plan_->config.transport() == model::v1::TRANSPORT_GLOO) {
     start.set_gloo_address(environment_.config->gloo_address);
   }
-  start.set_huge_pages(environment_.config->tiers.huge_pages);
-  start.set_require_pinned(environment_.config->tiers.require_pinned);
   ZS_ASSIGN_OR_RETURN(const UniqueFd memfd, ToMemfd(start, absl::StrCat("zeroshard:", state_.name,
                                                                         ":start-", Global(w))));
   std::vector<int> fds = {memfd.get()};

@@ -1,6 +1,7 @@
 #include "device/cpu/pinned_memory.h"
 
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +19,15 @@ namespace {
 
 // Brought in between two signs of life.
 constexpr size_t kSlice = size_t{64} << 20;
+
+// The calls of these names do nothing in a program with a sanitizer: the kernel is asked itself.
+long LockNow(std::span<std::byte> memory) {
+  return ::syscall(SYS_mlock, memory.data(), memory.size());
+}
+long LockOnTouch(std::span<std::byte> memory) {
+  return ::syscall(SYS_mlock2, memory.data(), memory.size(), MLOCK_ONFAULT);
+}
+void Unlock(std::span<std::byte> memory) { ::syscall(SYS_munlock, memory.data(), memory.size()); }
 
 // The word in brackets of a setting such as "always [madvise] never"; empty where there is none.
 std::string Chosen(const std::string& path) {
@@ -82,7 +92,7 @@ absl::Status BringIn(std::span<std::byte> memory, std::atomic<uint64_t>* progres
     const std::span<std::byte> slice = memory.subspan(at, std::min(kSlice, memory.size() - at));
     // Before Linux 5.14, mlock is the way.
     if (::madvise(slice.data(), slice.size(), MADV_POPULATE_WRITE) != 0 &&
-        (errno != EINVAL || ::mlock(slice.data(), slice.size()) != 0)) {
+        (errno != EINVAL || LockNow(slice) != 0)) {
       return ErrnoErrorAt(errno, "bring in", "its pages", at);
     }
     if (progress != nullptr) progress->fetch_add(1, std::memory_order_relaxed);
@@ -103,15 +113,13 @@ absl::Status Refusal(int error, uint64_t bytes, uint64_t later_bytes) {
 
 absl::Status Lock(std::span<std::byte> memory, const PinOptions& options) {
   // The limit is checked, and used up, for all pages before any of them is brought in.
-  auto lock = [&] {
-    return ::mlock2(memory.data(), memory.size(), MLOCK_ONFAULT) == 0 ? 0 : errno;
-  };
+  auto lock = [&] { return LockOnTouch(memory) == 0 ? 0 : errno; };
   int error = lock();
   if (error != 0 && RaiseLockLimit(memory.size())) error = lock();
   if (error != 0) return Refusal(error, memory.size(), options.later_bytes);
   if (options.on_touch) return absl::OkStatus();
   const absl::Status there = BringIn(memory, options.progress);
-  if (!there.ok()) ::munlock(memory.data(), memory.size());
+  if (!there.ok()) Unlock(memory);
   return there;
 }
 
