@@ -27,8 +27,7 @@ struct HeldNvmePath {
   NvmePath path;
   std::shared_ptr<const UniqueFd> lock;  // shared by several names of one directory
   IoBackendChoice choice;
-  uint64_t device = 0;
-  uint64_t inode = 0;
+  std::pair<uint64_t, uint64_t> id;  // device and inode of the directory
 };
 
 namespace {
@@ -60,6 +59,8 @@ bool RunAside(std::function<void()> work, absl::Duration patience) {
   return done->WaitForNotificationWithTimeout(patience);
 }
 
+using DirectoryId = std::pair<uint64_t, uint64_t>;
+
 struct Promise {
   std::string job;
   std::vector<std::shared_ptr<const HeldNvmePath>> paths;
@@ -79,7 +80,9 @@ struct NvmeStore::State {
 
   // One look at a path, on its own thread: everything here may hang.
   absl::StatusOr<Found> LookAt(const Wanted& wanted);
+  void Finish(const Wanted& wanted, absl::StatusOr<Found> found);
   absl::StatusOr<std::shared_ptr<const HeldNvmePath>> Hold(NvmePath path);
+  absl::StatusOr<std::shared_ptr<const UniqueFd>> Lock(const NvmePath& path, const DirectoryId& id);
   NvmeSpace Measure(const HeldNvmePath& held);
 
   const Options options;
@@ -88,6 +91,8 @@ struct NvmeStore::State {
   std::vector<std::string> roots ABSL_GUARDED_BY(mu);  // the daemon's own paths
   std::vector<std::shared_ptr<const HeldNvmePath>> own ABSL_GUARDED_BY(mu);
   std::map<std::string, std::weak_ptr<const HeldNvmePath>> held ABSL_GUARDED_BY(mu);
+  std::map<DirectoryId, std::weak_ptr<const UniqueFd>> locks ABSL_GUARDED_BY(mu);
+  std::set<DirectoryId> locking ABSL_GUARDED_BY(mu);           // being locked now
   std::map<std::string, NvmeSpace> space ABSL_GUARDED_BY(mu);  // as last looked at
   std::map<std::string, std::shared_ptr<Look>> looks ABSL_GUARDED_BY(mu);
   bool refreshing ABSL_GUARDED_BY(mu) = false;
@@ -111,35 +116,58 @@ std::vector<std::shared_ptr<const HeldNvmePath>> NvmeStore::State::Held() const 
   return all;
 }
 
-// Takes the path's lock, unless this daemon has it under this or another name.
+// The lock of the path's directory, which this daemon may have under another name.
+absl::StatusOr<std::shared_ptr<const UniqueFd>> NvmeStore::State::Lock(const NvmePath& path,
+                                                                       const DirectoryId& id) {
+  {
+    absl::MutexLock locked(&mu);
+    const auto free = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) { return !locking.contains(id); };
+    mu.Await(absl::Condition(&free));
+    if (auto lock = locks[id].lock()) return lock;
+    locking.insert(id);
+  }
+  absl::StatusOr<UniqueFd> taken = LockNvmePath(path);
+  absl::MutexLock locked(&mu);
+  locking.erase(id);
+  if (!taken.ok()) return taken.status();
+  auto lock = std::make_shared<const UniqueFd>(*std::move(taken));
+  locks[id] = lock;
+  return lock;
+}
+
 absl::StatusOr<std::shared_ptr<const HeldNvmePath>> NvmeStore::State::Hold(NvmePath path) {
   struct stat info = {};
   if (::fstat(path.directory.get(), &info) != 0) return ErrnoError(errno, "stat", path.path);
-  std::shared_ptr<const UniqueFd> lock;
+  const DirectoryId id = {info.st_dev, info.st_ino};
   {
     absl::MutexLock locked(&mu);
-    for (const auto& other : Held()) {
-      if (other->device != info.st_dev || other->inode != info.st_ino) continue;
-      if (other->path.path == path.path) return other;
-      lock = other->lock;
-    }
+    // A path that was mounted elsewhere since is another one.
+    auto before = held[path.path].lock();
+    if (before != nullptr && before->id == id) return before;
   }
   auto made = std::make_shared<HeldNvmePath>();
-  made->device = info.st_dev;
-  made->inode = info.st_ino;
-  if (lock == nullptr) {
-    ZS_ASSIGN_OR_RETURN(UniqueFd taken, LockNvmePath(path));
-    lock = std::make_shared<const UniqueFd>(std::move(taken));
-  }
-  made->lock = std::move(lock);
+  made->id = id;
+  ZS_ASSIGN_OR_RETURN(made->lock, Lock(path, id));
   ZS_ASSIGN_OR_RETURN(made->choice,
                       ChooseIoBackend(options.backend, absl::StrCat(path.path, "/zeroshard")));
   LogInfo(absl::StrCat("nvme_path ", path.path, " (", path.filesystem, ") uses ",
                        std::string(NameOf(made->choice.backend)), ": ", made->choice.reason));
   made->path = std::move(path);
   absl::MutexLock locked(&mu);
+  std::erase_if(held, [](const auto& one) { return one.second.expired(); });
+  std::erase_if(locks, [](const auto& one) { return one.second.expired(); });
   held[made->path.path] = made;
   return made;
+}
+
+// Nothing of the path is referred to afterwards but by those who wait.
+void NvmeStore::State::Finish(const Wanted& wanted, absl::StatusOr<Found> found) {
+  absl::MutexLock locked(&mu);
+  if (found.ok()) space[wanted.config.path] = found->space;
+  const auto look = looks.find(wanted.config.path);
+  look->second->result = std::move(found);
+  look->second->done = true;
+  looks.erase(look);
 }
 
 NvmeSpace NvmeStore::State::Measure(const HeldNvmePath& one) {
@@ -151,7 +179,7 @@ NvmeSpace NvmeStore::State::Measure(const HeldNvmePath& one) {
     paths = Held();
   }
   NvmeSpace measured;
-  measured.device = one.device;
+  measured.device = one.id.first;
   struct statvfs volume = {};
   if (::fstatvfs(one.path.directory.get(), &volume) == 0) {
     measured.capacity = uint64_t{volume.f_blocks} * volume.f_frsize;
@@ -159,7 +187,7 @@ NvmeSpace NvmeStore::State::Measure(const HeldNvmePath& one) {
   }
   std::set<uint64_t> seen;
   for (const auto& other : paths) {
-    if (other->device != one.device || !seen.insert(other->inode).second) continue;
+    if (other->id.first != one.id.first || !seen.insert(other->id.second).second) continue;
     measured.occupied += OccupiedBytes(other->path, jobs);
   }
   return measured;
@@ -188,14 +216,7 @@ std::vector<absl::StatusOr<Found>> NvmeStore::State::LookAtAll(const std::shared
     std::shared_ptr<Look>& look = state->looks[one.config.path];
     if (look == nullptr) {
       look = std::make_shared<Look>();
-      std::thread([state, look, one] {
-        absl::StatusOr<Found> found = state->LookAt(one);
-        absl::MutexLock relocked(&state->mu);
-        if (found.ok()) state->space[one.config.path] = found->space;
-        look->result = std::move(found);
-        look->done = true;
-        state->looks.erase(one.config.path);
-      }).detach();
+      std::thread([state, one] { state->Finish(one, state->LookAt(one)); }).detach();
     }
     looks.push_back(look);
   }
@@ -323,12 +344,12 @@ absl::StatusOr<std::shared_ptr<const NvmeLease>> NvmeStore::Reserve(
   std::map<uint64_t, uint64_t> need;
   std::map<uint64_t, uint64_t> promised;
   for (size_t p = 0; p < bytes.size(); ++p) {
-    need[admission->paths[p]->device] += bytes[p];
+    need[admission->paths[p]->id.first] += bytes[p];
     total += bytes[p];
   }
   for (const auto& [id, promise] : state_->promises) {
     for (size_t p = 0; p < promise.paths.size(); ++p) {
-      promised[promise.paths[p]->device] += promise.bytes[p];
+      promised[promise.paths[p]->id.first] += promise.bytes[p];
       total_promised += promise.bytes[p];
     }
   }

@@ -1,0 +1,131 @@
+"""Jobs with an NVMe tier as the daemon sees them: paths, rooms, limits, moves. Workers are faked."""
+
+import json
+import os
+import subprocess
+
+import daemon as programs
+import pytest
+from daemon import wait_for
+
+LARGE = [["w", [1 << 20], "bfloat16"]]
+
+
+def nvme_config(path=None, device="nvme", stage=2, **own):
+    offload = {"device": device, "pin_memory": False}
+    if path is not None:
+        offload["nvme_path"] = str(path)
+    return json.dumps({
+        "train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"}, "bf16": {"enabled": True},
+        "zero_optimization": {"stage": stage, "offload_optimizer": offload}, "zeroshard": own,
+    })
+
+
+@pytest.fixture
+def paths(directory):
+    """Two directories on a disk."""
+    made = [directory / "nvme0", directory / "nvme1"]
+    for path in made:
+        path.mkdir()
+    return made
+
+
+@pytest.fixture
+def small_disk(directory):
+    """A file system of 8 MiB."""
+    path = directory / "small"
+    path.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", path], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("mounting a file system needs root")
+    yield path
+    subprocess.run(["umount", "-l", path], check=True)
+
+
+def test_states_are_listed_where_they_rest(start, probe, paths):
+    daemon = start("--nvme-path", f"{paths[0]}=3", "--nvme-path", paths[1])
+    reply = probe(daemon, job="gpt", config=nvme_config()).attached()
+    lines = reply["ledger"]
+    on_nvme = {line["state"] for line in lines if line["tier"] == "nvme"}
+    assert on_nvme == {"master", "exp_avg", "exp_avg_sq", "slots"}
+    view = daemon.job("gpt")
+    assert sum(line["bytes"] for line in lines if line["tier"] == "host") == view["summary"]["bytes"]
+    assert {line["state"] for line in lines if line["tier"] == "host"} >= {"staging", "slot table"}
+
+
+def test_without_a_path_there_is_advice(start, probe, paths):
+    daemon = start()
+    message = probe(daemon, job="gpt", config=nvme_config()).refused("FAILED_PRECONDITION")
+    assert "--nvme-path" in message
+    # The daemon's own user may name any directory.
+    probe(daemon, job="gpt", config=nvme_config(paths[0])).attached()
+
+
+def test_paths_that_will_not_do_are_refused_at_attach(daemon, probe, directory):
+    (directory / "file").write_text("not a directory")
+    for path, code, words in [
+        (directory / "missing", "NOT_FOUND", "does not exist"),
+        (directory / "file", "INVALID_ARGUMENT", "is not a directory"),
+    ]:
+        message = probe(daemon, job="gpt", config=nvme_config(path)).refused(code)
+        assert str(path) in message and words in message
+    assert daemon.json("jobs")["jobs"] == []
+
+
+def test_a_read_only_file_system_is_refused(daemon, probe, small_disk):
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    message = probe(daemon, job="gpt", config=nvme_config(small_disk)).refused("FAILED_PRECONDITION")
+    assert "read-only" in message
+
+
+def test_memory_is_taken_with_a_warning_and_its_end_is_seen(daemon, probe, small_disk):
+    reply = probe(daemon, job="small", config=nvme_config(small_disk)).attached()
+    assert any("tmpfs" in warning for warning in reply["warnings"])
+    message = probe(daemon, job="large", config=nvme_config(small_disk), parameters=LARGE).refused("RESOURCE_EXHAUSTED")
+    assert str(small_disk) in message and "free" in message
+    (small_disk / "full").write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096))
+    message = probe(daemon, job="late", config=nvme_config(small_disk)).refused("RESOURCE_EXHAUSTED")
+    assert str(small_disk) in message
+    assert daemon.job("small")["summary"]["state"] == "ready"
+
+
+def test_limits_of_a_job_and_of_all_jobs(start, probe, paths):
+    daemon = start("--nvme-path", paths[0], config="nvme_limit: 1MiB\njob_nvme_limit: 900KiB\n")
+    message = probe(daemon, job="gpt", config=nvme_config(), parameters=LARGE).refused("RESOURCE_EXHAUSTED")
+    assert "the daemon's job_nvme_limit is 900.00 KiB" in message
+    message = probe(daemon, job="gpt", config=nvme_config(nvme_limit=5000)).refused("RESOURCE_EXHAUSTED")
+    assert "zeroshard.nvme_limit is 4.88 KiB" in message
+    message = probe(daemon, job="gpt", config=nvme_config(host_limit=5000)).refused("RESOURCE_EXHAUSTED")
+    assert "zeroshard.host_limit is 4.88 KiB" in message
+    config = nvme_config(nvme_limit=1 << 30)
+    message = probe(daemon, job="gpt", config=config, parameters=LARGE).refused("RESOURCE_EXHAUSTED")
+    assert "nvme_limit is 1.00 MiB, of which other jobs hold 0 B" in message
+    probe(daemon, job="gpt", config=nvme_config()).attached()
+
+
+def test_files_go_with_their_job_and_leftovers_at_the_next_start(start, probe, paths):
+    daemon = start("--nvme-path", paths[0])
+    one = probe(daemon, job="gpt", config=nvme_config())
+    one.attached()
+    own = paths[0] / "zeroshard"
+    (own / ".tmp-job-0000000000000001.w0.p0.extent-1").write_text("half made")
+    (own / "photo.jpg").write_text("a user's")
+    daemon.cli("remove", "gpt", "--force")
+    wait_for(lambda: not daemon.json("jobs")["jobs"], "the end of the job")
+    assert daemon.stop() == 0
+    assert "of an earlier daemon" not in daemon.text()
+    daemon.start()
+    assert sorted(entry.name for entry in own.iterdir()) == ["lock", "photo.jpg"]
+    assert "photo.jpg" in daemon.text() and "is left alone" in daemon.text()
+
+
+def test_two_daemons_do_not_share_a_path(start, probe, paths, directory):
+    start("--nvme-path", paths[0])
+    other = directory / "b"
+    other.mkdir()
+    second = programs.Daemon(other, "--nvme-path", paths[0]).start()
+    try:
+        message = probe(second, job="gpt", config=nvme_config()).refused("FAILED_PRECONDITION")
+        assert "another daemon" in message
+    finally:
+        assert second.stop() == 0
