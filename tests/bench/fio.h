@@ -1,0 +1,45 @@
+// fio as the limit of benchmarks of the NVMe tier: the same transfers on the same layout.
+#ifndef ZEROSHARD_TESTS_BENCH_FIO_H_
+#define ZEROSHARD_TESTS_BENCH_FIO_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace zeroshard::bench {
+
+// Transfers of one direction: `count` blocks, every other one from `offset` on.
+struct FioStream {
+  bool write = false;
+  uint64_t offset = 0;
+  uint64_t block = 0;
+  uint64_t count = 0;
+  uint32_t depth = 0;
+};
+
+struct FioResult {
+  double gb_per_second = 0;    // of all streams together, until the last one's end
+  double cpu_seconds_gib = 0;  // of fio's threads, for each GiB moved
+};
+
+class Fio {
+ public:
+  // NotFound, with what to install, when there is none.
+  static absl::StatusOr<Fio> Find();
+
+  const std::string& version() const { return version_; }  // "fio-3.33"
+  // Runs the streams at the same time, one thread each, by io_uring with registered buffers, with
+  // O_DIRECT, on a file that exists.
+  absl::StatusOr<FioResult> Run(const std::string& file,
+                                const std::vector<FioStream>& streams) const;
+
+ private:
+  explicit Fio(std::string version) : version_(std::move(version)) {}
+  std::string version_;
+};
+
+}  // namespace zeroshard::bench
+
+#endif  // ZEROSHARD_TESTS_BENCH_FIO_H_
