@@ -51,6 +51,8 @@ struct IoTransfer {
   uint64_t offset = 0;          // of a sync: 0
   uint64_t tag = 0;             // comes back in the completion; need not be unique
   Deadline deadline = Deadline::After(absl::InfiniteDuration());
+  // Others follow at once: it may be begun with them, at the latest in the next Wait.
+  bool more = false;
 };
 
 struct IoCompletion {

@@ -139,7 +139,7 @@ absl::Status IoUringQueue::Submit(const IoTransfer& transfer) {
   if (!slot.ok()) return slot.status();
   cancelled_[*slot] = false;
   Prepare(*slot);
-  Flush();
+  if (!transfer.more) Flush();
   return absl::OkStatus();
 }
 

@@ -66,8 +66,8 @@ void TierMover::Start(TierMove* move) {
 std::vector<TierMove*> TierMover::Turn(absl::Duration wait) {
   Begin();
   Reap(ended_.empty() ? wait : absl::ZeroDuration());
-  // What has ended made room.
-  Begin();
+  // What has ended made room. Transfers that were begun together are handed over by the wait.
+  if (Begin() && !options_.config.single_submit()) Reap(absl::ZeroDuration());
   return std::exchange(ended_, {});
 }
 
@@ -85,17 +85,20 @@ std::vector<TierMove*> TierMover::Withdraw() {
   return taken;
 }
 
-void TierMover::Begin() {
+bool TierMover::Begin() {
   gate_wait_ = absl::InfiniteDuration();
   const auto count = static_cast<uint32_t>(paths_.size());
+  bool begun = false;
   for (bool progress = true; progress;) {
     progress = false;
     for (uint32_t i = 0; i < count; ++i) {
       const uint32_t path = (next_path_ + i) % count;
       for (const int direction : {0, 1}) progress |= BeginOne(path, direction);
     }
+    begun |= progress;
   }
   next_path_ = (next_path_ + 1) % count;
+  return begun;
 }
 
 bool TierMover::BeginOne(uint32_t path, int direction) {
@@ -137,7 +140,8 @@ absl::Status TierMover::Submit(TierMove* move, uint64_t bytes) {
                                      .bytes = bytes,
                                      .offset = move->offset + move->submitted,
                                      .tag = reinterpret_cast<uint64_t>(move),
-                                     .deadline = Deadline::After(options_.io_timeout)}));
+                                     .deadline = Deadline::After(options_.io_timeout),
+                                     .more = !options_.config.single_submit()}));
   move->submitted += bytes;
   ++move->in_flight;
   ++in_flight_[DirectionOf(*move)];

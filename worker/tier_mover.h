@@ -84,7 +84,8 @@ class TierMover {
     absl::Duration busy_since;  // of SystemClock
   };
 
-  void Begin();
+  // Begins all that may be begun; whether there was any.
+  bool Begin();
   // Begins one transfer of the path; false when it cannot.
   bool BeginOne(uint32_t path, int direction);
   absl::Status Submit(TierMove* move, uint64_t bytes);

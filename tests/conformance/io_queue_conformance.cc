@@ -123,6 +123,7 @@ void TestManyFilesAtEveryDepth(const IoQueueCase& test) {
         if (operation == IoOperation::kRead) std::memset(block.data(), 0, kBlock);
         IoTransfer transfer = Write(files[i % kFiles].fd.get(), block, i / kFiles * kBlock, i);
         transfer.operation = operation;
+        transfer.more = i % 3 != 0;
         if (queue->in_flight() == depth) collect(1);
         const absl::Status status = queue->Submit(transfer);
         ASSERT_TRUE(status.ok()) << status;
