@@ -162,7 +162,8 @@ bool RankPort::PostQueued() {
     return false;
   }
   const Request& request = queue_.front();
-  const bool again = request.id() <= slot().posted.load(std::memory_order_acquire);
+  const uint64_t id = request.id();
+  const bool again = id <= slot().posted.load(std::memory_order_acquire);
   if (request.has_scatter()) {
     if (again) {
       const Tag tag = context_.board().contribution(request.scatter().unit(), rank_).tag.load();
@@ -185,7 +186,7 @@ bool RankPort::PostQueued() {
   }
   queue_.pop_front();
   ZS_FAULT_POINT("worker.request.before_posted");
-  if (!again) slot().posted.store(request.id(), std::memory_order_release);
+  if (!again) slot().posted.store(id, std::memory_order_release);
   return true;
 }
 
