@@ -347,8 +347,17 @@ void Bridge::SendPull(uint32_t peer, uint32_t unit, uint64_t epoch) {
 void Bridge::SendShard(uint32_t peer, uint32_t unit, uint64_t number, uint64_t epoch) {
   const GrainRange shard = context_.memory().plan().unit(unit).shard;
   const uint64_t element_bytes = SizeOf(context_.layout().units()[unit].dtype);
+  std::vector<std::byte> read;
   const std::byte* data =
       context_.memory().parameters_at_rest(unit) + shard.first_element() * element_bytes;
+  if (shard_.OnTier(unit) && !context_.memory().plan().unit(unit).resident) {
+    read.resize(shard.elements() * element_bytes);
+    if (const absl::Status status = shard_.ReadParameters(unit, read); !status.ok()) {
+      context_.Poison(status);
+      return;
+    }
+    data = read.data();
+  }
   ZS_FAULT_POINT("worker.bridge.shard");
   Frame frame = MakeFrame(BridgeFrame::kShard, unit, number, epoch);
   ByteWriter writer;

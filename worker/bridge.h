@@ -111,7 +111,7 @@ class Bridge {
 
   void OnOrder(const Frame& frame);
   void OnArrival(const Frame& frame);
-  void OnPut(uint32_t peer, const Frame& frame);
+  void OnPut(uint32_t peer, Frame frame);
   void OnPartial(uint32_t peer, Frame frame);
   void OnShard(uint32_t peer, const Frame& frame);
   void OnDecision(const Frame& frame);

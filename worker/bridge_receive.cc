@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
 #include "base/log.h"
+#include "base/status.h"
 #include "worker/bridge.h"
 #include "worker/bridge_frames.h"
 
@@ -92,7 +93,13 @@ void Bridge::OnArrival(const Frame& frame) {
   context_.MarkAllDirty(context_.me());
 }
 
-void Bridge::OnPut(uint32_t peer, const Frame& frame) {
+void Bridge::OnPut(uint32_t peer, Frame frame) {
+  if (context_.memory().nvme_plan() != nullptr &&
+      context_.board().header().decision.attempt.load() == context_.board().attempt()) {
+    // What a decided step reads on the NVMe tier stays there until it is committed.
+    early_.emplace_back(peer, std::move(frame));
+    return;
+  }
   const auto unit = static_cast<uint32_t>(frame.value);
   const Unit& layout_unit = context_.layout().units()[unit];
   ByteReader reader(frame.payload);
@@ -107,9 +114,13 @@ void Bridge::OnPut(uint32_t peer, const Frame& frame) {
   const std::span<const std::byte> values = reader.Bytes(reader.left());
   std::atomic<uint64_t>& done = context_.board().put_done(context_.me(), frame.index);
   if (done.load() < frame.tag) {
-    if (shard_.Put(unit, offset, elements, values.data())) {
-      context_.board().initialized(context_.me(), unit).store(1);
+    const absl::StatusOr<bool> whole = shard_.Put(unit, offset, elements, values.data());
+    if (!whole.ok()) {
+      context_.Poison(
+          Annotate(whole.status(), absl::StrCat("values of ", context_.UnitName(unit))));
+      return;
     }
+    if (*whole) context_.board().initialized(context_.me(), unit).store(1);
     ForgetShards(unit);
     context_.MarkDirty(unit);
     done.store(frame.tag, std::memory_order_release);
@@ -128,6 +139,8 @@ void Bridge::ForgetShards(uint32_t unit) {
 bool Bridge::AnswerPulls() {
   return std::erase_if(pulls_, [&](const auto& pull) {
            const auto& [peer, frame] = pull;
+           // On the NVMe tier the new parameters are current only once the step is committed.
+           if (frame.value > context_.board().header().epoch.load()) return false;
            ByteReader reader(frame.payload);
            for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
              uint64_t seen = 0;

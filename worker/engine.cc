@@ -19,22 +19,28 @@ constexpr uint64_t kElementsBetweenCompletions = uint64_t{1} << 18;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(JobMemory& memory, ThreadPool& pool,
-                                                       Clock& clock, EngineOutput& output) {
-  ZS_ASSIGN_OR_RETURN(Shard shard, Shard::Open(memory, pool));
+                                                       Clock& clock, EngineOutput& output,
+                                                       std::unique_ptr<NvmeTier> nvme) {
+  std::unique_ptr<StateTier> tier;
+  if (nvme != nullptr) tier = std::make_unique<StateTier>(memory, std::move(nvme));
+  ZS_ASSIGN_OR_RETURN(Shard shard, Shard::Open(memory, pool, tier.get()));
   ZS_ASSIGN_OR_RETURN(
       const ReductionTree tree,
       ReductionTree::Create(memory.ranks(), std::max(1u, memory.config().reduction_group())));
   ZS_ASSIGN_OR_RETURN(const ReductionTree single, ReductionTree::Create(1, 1));
-  std::unique_ptr<Engine> engine(new Engine(memory, clock, output, std::move(shard), pool,
-                                            tree.RankPlan(), single.RankPlan()));
+  std::unique_ptr<Engine> engine(new Engine(memory, clock, output, std::move(tier),
+                                            std::move(shard), pool, tree.RankPlan(),
+                                            single.RankPlan()));
   ZS_RETURN_IF_ERROR(engine->OpenLocalAccumulators());
   return engine;
 }
 
-Engine::Engine(JobMemory& memory, Clock& clock, EngineOutput& output, Shard shard, ThreadPool& pool,
-               ReductionPlan plan, ReductionPlan single)
+Engine::Engine(JobMemory& memory, Clock& clock, EngineOutput& output,
+               std::unique_ptr<StateTier> tier, Shard shard, ThreadPool& pool, ReductionPlan plan,
+               ReductionPlan single)
     : context_(memory, clock, output),
       pool_(pool),
+      tier_(std::move(tier)),
       shard_(std::move(shard)),
       plan_(std::move(plan)),
       single_(std::move(single)),
@@ -43,6 +49,7 @@ Engine::Engine(JobMemory& memory, Clock& clock, EngineOutput& output, Shard shar
       keeper_(context_),
       unfinished_local_(memory.ranks()),
       squares_(memory.layout().units().size()) {
+  if (tier_ != nullptr) mover_.emplace(*tier_, shard_, context_);
   for (uint32_t rank = 0; rank < memory.ranks(); ++rank) {
     if (memory.is_home_of(rank)) ports_[rank] = std::make_unique<RankPort>(context_, rank);
   }
@@ -66,6 +73,10 @@ absl::Status Engine::OpenLocalAccumulators() {
 
 absl::StatusOr<std::string> Engine::Recover() {
   ZS_RETURN_IF_ERROR(shard_.Recover());
+  if (tier_ != nullptr) {
+    ZS_RETURN_IF_ERROR(tier_->Recover());
+    mover_->LookAgain();
+  }
   unfinished_ = UnfinishedUnit(shard_.accumulators().undo(), context_.memory().plan());
   for (uint32_t rank = 0; rank < local_.size(); ++rank) {
     if (!local_[rank].has_value()) continue;
@@ -219,6 +230,12 @@ bool Engine::FollowAttempt() {
       if (local_[rank].has_value()) local_[rank]->undo().Abandon();
     }
   }
+  if (tier_ != nullptr) {
+    if (const absl::Status status = tier_->FollowCommit(); !status.ok()) {
+      context_.Poison(status);
+      return false;
+    }
+  }
   attempt_ = attempt;
   waiting_since_.reset();
   context_.MarkAllDirty(context_.me());
@@ -228,6 +245,7 @@ bool Engine::FollowAttempt() {
 bool Engine::MergeDirty() {
   bool progress = false;
   bool evict = false;
+  std::vector<uint32_t> touched;
   uint64_t summed_elements = 0;  // since the last CompleteScatters
   std::span<std::atomic<uint64_t>> dirty = context_.board().dirty(context_.me());
   const size_t units = context_.layout().units().size();
@@ -251,14 +269,29 @@ bool Engine::MergeDirty() {
         summed_elements = 0;
       }
       progress |= summed;
-      progress |= keeper_.Fill(u, shard_);
-      evict |= !context_.memory().plan().unit(u).resident;
+      if (context_.memory().plan().unit(u).resident) continue;
+      evict = true;
+      touched.push_back(u);
+      // Of shards on the NVMe tier as many as there are, so that the drives are kept busy.
+      if (tier_ != nullptr) continue;
+      progress |= FillWanted(touched);
+      touched.clear();
     }
   }
+  if (!touched.empty()) progress |= FillWanted(touched);
   if (evict) keeper_.Evict();
   if (summed_elements > 0) CompleteScatters();
   if (progress) context_.RingAll();
   return progress;
+}
+
+bool Engine::FillWanted(std::span<const uint32_t> units) {
+  // While a step is committed the tier has the old parameters, and the board's epoch may be the new
+  // one; all units are dirty after it.
+  if (tier_ != nullptr && !AtBoundary()) return false;
+  const absl::StatusOr<bool> filled = keeper_.Fill(units, shard_);
+  if (!filled.ok()) context_.Poison(filled.status());
+  return filled.value_or(false);
 }
 
 // Between two sums: slots of the gradient windows are free as soon as they were read, and what came
@@ -368,6 +401,8 @@ bool Engine::MergeUnit(uint32_t unit) {
 bool Engine::CopyPuts() {
   bool progress = false;
   const Board& board = context_.board();
+  // What a decided step reads on the NVMe tier stays there until it is committed.
+  if (tier_ != nullptr && !AtBoundary()) return false;
   for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
     // Puts of other islands' ranks come through the bridge.
     if (!context_.memory().in_island(context_.memory().start().ranks(rank).home_worker())) continue;
@@ -377,9 +412,14 @@ bool Engine::CopyPuts() {
     if (done.load(std::memory_order_acquire) >= tag) continue;
     const std::byte* values =
         context_.memory().gradient_window(rank).data() + slot.put_window_offset;
-    if (shard_.Put(slot.put_unit, slot.put_offset, slot.put_elements, values)) {
-      SetInitialized(slot.put_unit);
+    const absl::StatusOr<bool> whole =
+        shard_.Put(slot.put_unit, slot.put_offset, slot.put_elements, values);
+    if (!whole.ok()) {
+      context_.Poison(
+          Annotate(whole.status(), absl::StrCat("values of ", context_.UnitName(slot.put_unit))));
+      return progress;
     }
+    if (*whole) SetInitialized(slot.put_unit);
     board.fill(context_.me(), slot.put_unit).store(0);
     if (bridge_ != nullptr) bridge_->ForgetShards(slot.put_unit);
     context_.MarkDirty(slot.put_unit);  // somebody may want it in the window already

@@ -10,7 +10,7 @@
 //   contributions, micro ends, arrival = a of every rank
 //     -> every worker sums its slices of all micro-steps, ready = a with its part of the norm
 //     -> the leader writes the decision of a
-//     -> every worker applies it, applied = a
+//     -> every worker applies it (what is on the NVMe tier: into new images), applied = a
 //     -> the leader commits: update counts, numbers, commit = a, attempt = a + 1
 //     -> home workers complete the ranks' step requests
 // Loop thread only.
@@ -31,14 +31,18 @@
 #include "worker/engine_context.h"
 #include "worker/rank_port.h"
 #include "worker/shard.h"
+#include "worker/state_mover.h"
+#include "worker/state_tier.h"
 #include "worker/window_keeper.h"
 
 namespace zeroshard {
 
 class Engine {
  public:
+  // `tier`: of a job whose states can be on the NVMe tier, else null.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(JobMemory& memory, ThreadPool& pool,
-                                                        Clock& clock, EngineOutput& output);
+                                                        Clock& clock, EngineOutput& output,
+                                                        std::unique_ptr<NvmeTier> tier = nullptr);
 
   // For a job whose workers do not all share memory; before anything else. `mesh` must outlive
   // this.
@@ -64,6 +68,12 @@ class Engine {
   void OnPoison(const absl::Status& status, uint64_t dead) {
     if (dead >= context_.board().header().generation.load()) context_.Poison(status, dead);
   }
+
+  // States change their tier, a few chunks with each call of MoveStates.
+  void OnMove(const internal::v1::MoveStates& command);
+  void MoveStates();
+  // Whether MoveStates has anything to do, now or soon.
+  bool IsMoving() const { return mover_.has_value() && mover_->pending(); }
 
   // Does all that can be done now.
   void Advance();
@@ -91,8 +101,8 @@ class Engine {
   internal::v1::Stats Stats() const;
 
  private:
-  Engine(JobMemory& memory, Clock& clock, EngineOutput& output, Shard shard, ThreadPool& pool,
-         ReductionPlan plan, ReductionPlan single);
+  Engine(JobMemory& memory, Clock& clock, EngineOutput& output, std::unique_ptr<StateTier> tier,
+         Shard shard, ThreadPool& pool, ReductionPlan plan, ReductionPlan single);
   absl::Status OpenLocalAccumulators();
   absl::StatusOr<std::optional<uint32_t>> RecoverLocal(uint32_t rank);
   std::optional<uint32_t> UnfinishedUnit(const UndoArea& undo, const PartitionPlan& plan) const;
@@ -115,11 +125,22 @@ class Engine {
   std::optional<GradientInput> InputOf(uint32_t rank, uint32_t unit, Tag tag) const;
   std::optional<GradientInput> SourceOf(uint32_t rank, uint32_t unit, Tag tag) const;
   bool CopyPuts();
+  bool FillWanted(std::span<const uint32_t> units);
   bool AnnounceReady();
   // The squares of this worker's sums of all units, which are complete up to `last`.
   ExactSum Squares(Tag last) const;
   bool Decide();
   bool Apply();
+  absl::Status DoStep();
+  absl::Status Update();
+  // Durability `power`: what the step in flight prepared survives, with the numbers after it;
+  // before that, what it begins with.
+  absl::Status Seal();
+  absl::Status SealCommitted();
+  bool IsPowerSafe() const;
+  records::v1::JobState StateAfterStep() const;
+  // The step in flight cannot be done here; it stays decided.
+  void FailStep(const absl::Status& status);
   bool Commit();
   bool AllArrived() const;
   uint64_t CountWord(uint32_t unit, uint32_t parameter) const;
@@ -128,15 +149,18 @@ class Engine {
   void CountUpdates(uint32_t unit, const Presence& present) const;
   void FindGroupsOfUnits();
   void SetInitialized(uint32_t unit);
+  void AddTierStats(internal::v1::Stats& stats) const;
 
   EngineContext context_;
   ThreadPool& pool_;
+  std::unique_ptr<StateTier> tier_;  // null in a job without an NVMe tier
   Shard shard_;
   const ReductionPlan plan_;                            // over the ranks
   const ReductionPlan single_;                          // of one input
   std::vector<std::unique_ptr<RankPort>> ports_;        // by rank; null for others' ranks
   std::vector<std::optional<AccumulatorSpace>> local_;  // by rank; stage 1, own ranks
   WindowKeeper keeper_;
+  std::optional<StateMover> mover_;
   std::unique_ptr<Bridge> bridge_;  // null where all workers share memory
   // Since when the mesh does not stand, and why.
   std::optional<absl::Duration> mesh_lost_at_;

@@ -20,6 +20,7 @@ void Engine::OnRankDied(uint32_t rank) {
 }
 
 void Engine::Tick() {
+  if (tier_ != nullptr) tier_->Tick();
   if (!context_.poison().ok()) return;
   const absl::Duration timeout =
       absl::Milliseconds(context_.memory().config().collective_timeout_ms());
@@ -137,6 +138,7 @@ internal::v1::Stats Engine::Stats() const {
   if (window.ok()) stats.set_window_bytes(*window);
   stats.set_pinned_bytes(context_.memory().pins().pinned_bytes());
   stats.set_unpinned_bytes(context_.memory().pins().unpinned_bytes());
+  AddTierStats(stats);
   CopyBuckets(counters.gather, stats.mutable_gather_us());
   CopyBuckets(counters.scatter, stats.mutable_scatter_us());
   CopyBuckets(counters.step, stats.mutable_step_us());

@@ -4,13 +4,13 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "worker/engine.h"
+#include "worker/merge_records.h"
 
 namespace zeroshard {
 
-records::v1::JobState Engine::JobState() const {
-  const Board& board = context_.board();
-  const JobNumbers& numbers = board.numbers();
-  records::v1::JobState state;
+namespace {
+
+void AddNumbers(const JobNumbers& numbers, records::v1::JobState& state) {
   state.set_step(numbers.step);
   state.set_updates(numbers.updates);
   state.set_skipped(numbers.skipped);
@@ -18,15 +18,50 @@ records::v1::JobState Engine::JobState() const {
   state.mutable_loss_scale()->set_hysteresis_left(numbers.scaler_hysteresis);
   state.mutable_loss_scale()->set_iteration(numbers.scaler_iteration);
   state.mutable_loss_scale()->set_last_overflow(numbers.scaler_last_overflow);
+}
+
+void AddUserStates(const JobMemory& memory, uint64_t attempt, records::v1::JobState& state) {
+  state.set_world_size(memory.ranks());
+  for (uint32_t rank = 0; rank < memory.ranks(); ++rank) {
+    const auto bytes = memory.user_states().Read(rank, attempt);
+    state.add_user_states(bytes.data(), bytes.size());
+  }
+}
+
+}  // namespace
+
+records::v1::JobState Engine::JobState() const {
+  const Board& board = context_.board();
+  records::v1::JobState state;
+  AddNumbers(board.numbers(), state);
   for (uint32_t parameter = 0; parameter < context_.layout().parameters().size(); ++parameter) {
     const uint32_t unit = context_.layout().place(parameter).unit;
     state.add_parameter_updates(CountWord(unit, parameter) & 0xffffffff);
   }
-  state.set_world_size(context_.memory().ranks());
-  for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
-    const auto bytes = context_.memory().user_states().Read(rank, board.committed_attempt());
-    state.add_user_states(bytes.data(), bytes.size());
+  AddUserStates(context_.memory(), board.committed_attempt(), state);
+  return state;
+}
+
+// The same as of the decided step in flight, before it is committed.
+records::v1::JobState Engine::StateAfterStep() const {
+  const Board& board = context_.board();
+  const Decision& decision = board.header().decision;
+  records::v1::JobState state;
+  AddNumbers(decision.next, state);
+  for (uint32_t parameter = 0; parameter < context_.layout().parameters().size(); ++parameter) {
+    state.add_parameter_updates(CountBefore(context_.layout().place(parameter).unit, parameter));
   }
+  for (uint32_t u = 0; u < context_.layout().units().size() && decision.skip == 0; ++u) {
+    if (!context_.memory().plan().unit(u).has_optimizer) continue;
+    const Presence present = PresenceBefore(board.merged(context_.me(), u), MakeTag(attempt_, 0));
+    const std::vector<uint32_t>& parameters = context_.layout().units()[u].parameters;
+    for (uint32_t position = 0; position < parameters.size(); ++position) {
+      if (!IsPresent(present, position)) continue;
+      const auto parameter = static_cast<int>(parameters[position]);
+      state.set_parameter_updates(parameter, state.parameter_updates(parameter) + 1);
+    }
+  }
+  AddUserStates(context_.memory(), attempt_, state);
   return state;
 }
 
@@ -95,7 +130,7 @@ absl::Status Engine::MakeReadable(uint32_t unit, absl::Duration timeout) {
       context_.MarkDirty(unit);
       context_.RingAll();
     }
-    keeper_.Fill(unit, shard_);
+    ZS_RETURN_IF_ERROR(keeper_.Fill({&unit, 1}, shard_).status());
     if (bridge_ != nullptr) {
       pump_();
       bridge_->Advance();

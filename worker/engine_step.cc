@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/fault_point.h"
+#include "base/status.h"
 #include "worker/engine.h"
 #include "worker/merge_records.h"
 #include "worker/step_decision.h"
@@ -186,42 +187,60 @@ bool Engine::Apply() {
   if (decision.attempt.load(std::memory_order_acquire) != attempt_ || applied.load() == attempt_) {
     return false;
   }
-  if (decision.skip == 0) {
-    if (group_of_unit_.empty()) FindGroupsOfUnits();
-    const std::span<const Unit> units = context_.layout().units();
-    std::vector<uint32_t> args_of_unit(units.size(), kByParameter);
-    std::vector<uint32_t> args_of;
-    StepArgs args(decision);
-    for (uint32_t u = 0; u < units.size(); ++u) {
-      if (!context_.memory().plan().unit(u).has_optimizer) continue;
-      const Presence present = PresenceBefore(board.merged(context_.me(), u), MakeTag(attempt_, 0));
-      const std::vector<uint32_t>& parameters = units[u].parameters;
-      if (group_of_unit_[u] != kMixedGroups && present == FullPresence(units[u]) &&
-          AllCountsEqual(u)) {
-        args_of_unit[u] = args.IndexOf(group_of_unit_[u], CountBefore(u, parameters[0]) + 1);
-        continue;
-      }
-      args_of.resize(context_.layout().parameters().size(), kNotUpdated);
-      for (uint32_t position = 0; position < parameters.size(); ++position) {
-        if (!IsPresent(present, position)) continue;
-        const uint32_t group = context_.layout().parameters()[parameters[position]].group;
-        args_of[parameters[position]] =
-            args.IndexOf(group, CountBefore(u, parameters[position]) + 1);
-      }
-    }
-    ZS_FAULT_POINT("worker.apply.before");
-    shard_.Apply({.attempt = attempt_,
-                  .step = board.numbers().step,
-                  .grad_scale = decision.grad_scale,
-                  .args_of_unit = args_of_unit,
-                  .args_of = args_of,
-                  .args = args.args()});
+  if (const absl::Status status = DoStep(); !status.ok()) {
+    FailStep(status);
+    return false;
   }
   ZS_FAULT_POINT("worker.apply.before_applied");
   applied.store(attempt_, std::memory_order_release);
   ZS_FAULT_POINT("worker.apply.after_applied");
   context_.RingAll();
   return true;
+}
+
+absl::Status Engine::DoStep() {
+  ZS_RETURN_IF_ERROR(SealCommitted());
+  const bool skip = context_.board().header().decision.skip != 0;
+  if (!skip) ZS_RETURN_IF_ERROR(Update());
+  const absl::Status sealed = Seal();
+  if (!absl::IsFailedPrecondition(sealed)) return sealed;
+  // A predecessor died before the state that the step begins with had a manifest.
+  ZS_RETURN_IF_ERROR(SealCommitted());
+  if (!skip) ZS_RETURN_IF_ERROR(Update());
+  return Seal();
+}
+
+absl::Status Engine::Update() {
+  const Board& board = context_.board();
+  const Decision& decision = board.header().decision;
+  if (group_of_unit_.empty()) FindGroupsOfUnits();
+  const std::span<const Unit> units = context_.layout().units();
+  std::vector<uint32_t> args_of_unit(units.size(), kByParameter);
+  std::vector<uint32_t> args_of;
+  StepArgs args(decision);
+  for (uint32_t u = 0; u < units.size(); ++u) {
+    if (!context_.memory().plan().unit(u).has_optimizer) continue;
+    const Presence present = PresenceBefore(board.merged(context_.me(), u), MakeTag(attempt_, 0));
+    const std::vector<uint32_t>& parameters = units[u].parameters;
+    if (group_of_unit_[u] != kMixedGroups && present == FullPresence(units[u]) &&
+        AllCountsEqual(u)) {
+      args_of_unit[u] = args.IndexOf(group_of_unit_[u], CountBefore(u, parameters[0]) + 1);
+      continue;
+    }
+    args_of.resize(context_.layout().parameters().size(), kNotUpdated);
+    for (uint32_t position = 0; position < parameters.size(); ++position) {
+      if (!IsPresent(present, position)) continue;
+      const uint32_t group = context_.layout().parameters()[parameters[position]].group;
+      args_of[parameters[position]] = args.IndexOf(group, CountBefore(u, parameters[position]) + 1);
+    }
+  }
+  ZS_FAULT_POINT("worker.apply.before");
+  return shard_.Apply({.attempt = attempt_,
+                       .step = board.numbers().step,
+                       .grad_scale = decision.grad_scale,
+                       .args_of_unit = args_of_unit,
+                       .args_of = args_of,
+                       .args = args.args()});
 }
 
 bool Engine::Commit() {

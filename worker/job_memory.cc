@@ -50,6 +50,7 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(internal::v1::Worke
         memory->local_plan_,
         PartitionPlan::CreateLocal(*memory->layout_, memory->config(), memory->start_.lanes()));
   }
+  ZS_RETURN_IF_ERROR(memory->PlanNvme());
   for (uint32_t worker = 0; worker < memory->workers(); ++worker) {
     memory->one_island_ &= memory->in_island(worker);
   }
@@ -58,6 +59,14 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(internal::v1::Worke
   ZS_RETURN_IF_ERROR(memory->PinPartition());
   ZS_RETURN_IF_ERROR(memory->OpenStates());
   return memory;
+}
+
+absl::Status JobMemory::PlanNvme() {
+  if (!NvmePlan::Exists(config())) return absl::OkStatus();
+  std::vector<uint64_t> weights;
+  for (const internal::v1::NvmePath& path : start_.nvme_paths()) weights.push_back(path.weight());
+  ZS_ASSIGN_OR_RETURN(nvme_plan_, NvmePlan::Create(*layout_, *plan_, config(), weights));
+  return absl::OkStatus();
 }
 
 absl::Status JobMemory::MapRegions(std::vector<UniqueFd> fds) {
@@ -90,7 +99,11 @@ absl::Status JobMemory::MapRegion(const WorkerRegion& region, UniqueFd fd) {
   };
   switch (region.kind()) {
     case WorkerRegion::KIND_PARTITION:
-      return map(Access::kReadWrite, partition_);
+      ZS_RETURN_IF_ERROR(map(Access::kReadWrite, partition_));
+      partition_fd_ = std::move(fd);
+      return absl::OkStatus();
+    case WorkerRegion::KIND_SLOT_TABLE:
+      return map(Access::kReadWrite, slot_table_);
     case WorkerRegion::KIND_PARAMETER_WINDOW:
       ZS_RETURN_IF_ERROR(map(Access::kReadWrite, window_));
       window_fd_ = std::move(fd);
@@ -126,6 +139,8 @@ absl::Status JobMemory::MapRegion(const WorkerRegion& region, UniqueFd fd) {
 absl::Status JobMemory::CheckRegions() const {
   if (partition_.size() < plan_->bytes())
     return Missing("partition of enough bytes for worker", worker());
+  if (nvme_plan_.has_value() && slot_table_.size() < nvme_plan_->table_bytes())
+    return Missing("slot table of enough bytes for worker", worker());
   if (window_.size() < layout_->window_bytes())
     return Missing("parameter window of enough bytes", 0);
   const uint64_t user_bytes = UserStates::Bytes(ranks(), config().user_state_bytes());

@@ -22,6 +22,7 @@
 #include "proto/internal.pb.h"
 #include "storage/board.h"
 #include "storage/layout.h"
+#include "storage/nvme_plan.h"
 #include "storage/partition.h"
 #include "storage/rank_page.h"
 #include "worker/memory_pins.h"
@@ -42,6 +43,9 @@ class JobMemory {
   const PartitionPlan& plan() const { return *plan_; }
   const PartitionPlan& local_plan() const { return *local_plan_; }
   bool has_local_accumulators() const { return local_plan_.has_value(); }
+  // Null in a job without an NVMe tier.
+  const NvmePlan* nvme_plan() const { return nvme_plan_.has_value() ? &*nvme_plan_ : nullptr; }
+  std::span<std::byte> slot_table() const { return slot_table_.bytes(); }
   const Board& board() const { return *board_; }
   const UserStates& user_states() const { return *user_states_; }
 
@@ -53,6 +57,7 @@ class JobMemory {
   bool is_home_of(uint32_t rank) const { return start_.ranks(rank).home_worker() == worker(); }
 
   std::byte* partition() const { return partition_.data(); }
+  int partition_fd() const { return partition_fd_.get(); }
   std::byte* window() const { return window_.data(); }
   int window_fd() const { return window_fd_.get(); }
   std::span<const std::byte> gradient_window(uint32_t rank) const {
@@ -93,6 +98,7 @@ class JobMemory {
   JobMemory() = default;
   absl::Status MapRegions(std::vector<UniqueFd> fds);
   absl::Status MapRegion(const internal::v1::WorkerRegion& region, UniqueFd fd);
+  absl::Status PlanNvme();
   absl::Status CheckRegions() const;
   absl::Status OpenBoard();
   absl::Status PinPartition();
@@ -105,6 +111,7 @@ class JobMemory {
   std::optional<Layout> layout_;
   std::optional<PartitionPlan> plan_;
   std::optional<PartitionPlan> local_plan_;
+  std::optional<NvmePlan> nvme_plan_;
   std::optional<Board> board_;
   std::optional<UserStates> user_states_;
   MappedRegion partition_;
@@ -112,12 +119,14 @@ class JobMemory {
   MappedRegion board_memory_;
   MappedRegion user_state_memory_;
   MappedRegion core_memory_;
+  MappedRegion slot_table_;
   std::optional<CoreShare> cores_;
   std::vector<MappedRegion> gradients_;   // by rank
   std::vector<MappedRegion> local_;       // by rank
   std::vector<MappedRegion> rank_pages_;  // by rank
   std::vector<UniqueFd> doorbells_;       // by worker
   UniqueFd window_fd_;
+  UniqueFd partition_fd_;
   UniqueFd listener_;
   bool one_island_ = true;
   MemoryPins pins_;

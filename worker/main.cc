@@ -24,6 +24,7 @@
 #include "worker/engine.h"
 #include "worker/event_queue.h"
 #include "worker/job_memory.h"
+#include "worker/nvme_tier.h"
 #include "worker/session_server.h"
 #include "worker/worker_loop.h"
 
@@ -71,6 +72,36 @@ absl::StatusOr<std::unique_ptr<ThreadPool>> MakePool(const JobMemory& memory) {
   return ThreadPool::Create(options);
 }
 
+// Null in a job without one. The first start writes its files whole, which takes a while.
+absl::StatusOr<std::unique_ptr<NvmeTier>> OpenTier(JobMemory& memory, ThreadPool& pool) {
+  if (memory.nvme_plan() == nullptr) return nullptr;
+  const internal::v1::WorkerStart& start = memory.start();
+  NvmeTierOptions options;
+  options.job = start.job();
+  options.job_id = start.job_id();
+  options.layout_fingerprint = memory.layout().fingerprint();
+  options.worker = memory.worker();
+  options.config = memory.config().nvme();
+  for (const internal::v1::NvmePath& path : start.nvme_paths()) {
+    options.paths.push_back({path.path(), path.weight(), path.allow_network_path()});
+  }
+  ZS_ASSIGN_OR_RETURN(options.backend, ParseIoBackend(start.io_backend()));
+  if (start.io_timeout_ms() > 0) options.io_timeout = absl::Milliseconds(start.io_timeout_ms());
+  options.table = memory.slot_table();
+  options.recover = start.recover();
+  options.committed = memory.board().committed_attempt();
+  options.pool = &pool;
+  options.pin = [&memory](std::span<std::byte> staging) {
+    return memory.pins().PinStaging(staging, memory.beats());
+  };
+  options.beat = [&memory] { memory.beats().fetch_add(1, std::memory_order_relaxed); };
+  ZS_ASSIGN_OR_RETURN(std::unique_ptr<NvmeTier> tier,
+                      NvmeTier::Open(*memory.nvme_plan(), std::move(options)));
+  LogInfo(absl::StrCat("nvme tier job=", start.job(), " worker=", memory.worker(), " ",
+                       tier->description()));
+  return tier;
+}
+
 absl::Status RunWorker(ControlLink& link) {
   ZS_ASSIGN_OR_RETURN(ControlLink::Start start, link.ReceiveStart(kStartTimeout));
   const bool recover = start.start.recover();
@@ -80,7 +111,9 @@ absl::Status RunWorker(ControlLink& link) {
   SystemClock clock;
   EventQueue events(memory->doorbell(memory->worker()));
   WorkerLoop loop(*memory, link, events, clock);
-  ZS_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, Engine::Create(*memory, *pool, clock, loop));
+  ZS_ASSIGN_OR_RETURN(std::unique_ptr<NvmeTier> tier, OpenTier(*memory, *pool));
+  ZS_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
+                      Engine::Create(*memory, *pool, clock, loop, std::move(tier)));
   loop.SetEngine(engine.get());
   // Last made, first gone: the mesh's threads call the loop.
   ControlStore store(link);

@@ -14,6 +14,7 @@
 #include "worker/optim/kernels.h"
 #include "worker/optim/random_key.h"
 #include "worker/step_input.h"
+#include "worker/unit_update.h"
 
 namespace zeroshard {
 namespace {
@@ -26,12 +27,12 @@ constexpr uint32_t kApplyMicroStep = kMaxMicroSteps;
 
 }  // namespace
 
-absl::StatusOr<Shard> Shard::Open(JobMemory& memory, ThreadPool& pool) {
+absl::StatusOr<Shard> Shard::Open(JobMemory& memory, ThreadPool& pool, StateTier* tier) {
   ZS_ASSIGN_OR_RETURN(const DType dtype, DTypeFromProto(memory.config().accumulator_dtype()));
   ZS_ASSIGN_OR_RETURN(
       AccumulatorSpace accumulators,
       AccumulatorSpace::Open(memory.layout(), memory.plan(), memory.partition(), dtype));
-  Shard shard(memory, pool, accumulators);
+  Shard shard(memory, pool, tier, accumulators);
   if (memory.config().optimizer() != model::v1::OPTIMIZER_NONE) {
     ZS_ASSIGN_OR_RETURN(shard.kind_, OptimizerKindOf(memory.config()));
   }
@@ -61,7 +62,23 @@ absl::Status Shard::Recover() const {
       .status();
 }
 
-bool Shard::Put(uint32_t unit, uint64_t offset, uint64_t elements, const std::byte* values) const {
+absl::StatusOr<bool> Shard::Put(uint32_t unit, uint64_t offset, uint64_t elements,
+                                const std::byte* values) const {
+  const uint64_t element_bytes = SizeOf(memory_->layout().units()[unit].dtype);
+  const uint64_t end = offset + elements;
+  const GrainRange touched{offset / kGrainElements, (end + kGrainElements - 1) / kGrainElements};
+  for (const GrainRange& run : Runs(unit, touched)) {
+    const uint64_t first = std::max(offset, run.first_element());
+    const uint64_t last = std::min(end, run.end * kGrainElements);
+    ZS_RETURN_IF_ERROR(OpenRun(unit, run, OldContents::kKept));
+    PutOnHost(unit, first, last - first, values + (first - offset) * element_bytes);
+    ZS_RETURN_IF_ERROR(SettleRun(unit, run));
+  }
+  return IsPut(unit);
+}
+
+void Shard::PutOnHost(uint32_t unit, uint64_t offset, uint64_t elements,
+                      const std::byte* values) const {
   const UnitPlan& plan = memory_->plan().unit(unit);
   const uint64_t element_bytes = SizeOf(memory_->layout().units()[unit].dtype);
   auto clip = [&](GrainRange grains) {
@@ -82,7 +99,6 @@ bool Shard::Put(uint32_t unit, uint64_t offset, uint64_t elements, const std::by
                 (copied.end - copied.begin) * element_bytes);
   }
   ClearPadding(unit, mastered, copied);
-  return MarkPut(unit, offset, offset + elements);
 }
 
 // Zeros in the padding of what was put: updates run over it (worker/padding.h).
@@ -99,21 +115,27 @@ void Shard::ClearPadding(uint32_t unit, const ElementRange& mastered,
   clear(memory_->parameters_at_rest(unit), memory_->layout().units()[unit].dtype, copied);
 }
 
-bool Shard::MarkPut(uint32_t unit, uint64_t begin, uint64_t end) const {
+void Shard::MarkPut(uint32_t unit, GrainRange grains) const {
   auto* bitmap =
       reinterpret_cast<uint64_t*>(memory_->partition() + memory_->plan().put_bitmap_offset());
   const uint64_t first = memory_->plan().unit(unit).put_bit;
-  for (uint64_t grain = begin / kGrainElements; grain * kGrainElements < end; ++grain) {
+  for (uint64_t grain = grains.begin; grain < grains.end; ++grain) {
     bitmap[(first + grain) / 64] |= uint64_t{1} << ((first + grain) % 64);
   }
-  for (uint64_t bit = first; bit < first + memory_->layout().units()[unit].grains; ++bit) {
+}
+
+bool Shard::IsPut(uint32_t unit, GrainRange grains) const {
+  const auto* bitmap =
+      reinterpret_cast<const uint64_t*>(memory_->partition() + memory_->plan().put_bitmap_offset());
+  const uint64_t first = memory_->plan().unit(unit).put_bit;
+  for (uint64_t bit = first + grains.begin; bit < first + grains.end; ++bit) {
     if ((bitmap[bit / 64] >> (bit % 64) & 1) == 0) return false;
   }
   return true;
 }
 
-void Shard::MarkLoaded(uint32_t unit) const {
-  MarkPut(unit, 0, memory_->layout().units()[unit].elements());
+bool Shard::IsPut(uint32_t unit) const {
+  return IsPut(unit, {0, memory_->layout().units()[unit].grains});
 }
 
 void Shard::AddSquares(uint32_t unit, const Presence& present, ExactSum& sum) const {
@@ -134,13 +156,6 @@ void Shard::AddSquares(uint32_t unit, const Presence& present, ExactSum& sum) co
 }
 
 namespace {
-
-// One unit's part of an update, made before the first chunk.
-struct UnitUpdate {
-  std::vector<UpdateSegment> segments;
-  std::optional<PreparedUpdate> silent;   // of elements whose parameter another worker writes
-  std::optional<PreparedUpdate> writing;  // of all others
-};
 
 // Whether an update with gradient 0 of states that are 0 leaves them 0, so that it may run over the
 // padding between parameters (worker/padding.h). Blocks of 8-bit states end with their parameters.
@@ -163,7 +178,7 @@ std::vector<UpdateSegment> SegmentsOf(const Layout& layout, uint32_t unit, Optim
     const uint32_t args = of_all != kByParameter ? of_all : job.args_of[parameters[position]];
     const ParameterPlace& place = layout.place(parameters[position]);
     if (args == kNotUpdated || place.elements == 0) continue;
-    const uint64_t shift = state.blocks.shift.empty() ? 0 : state.blocks.shift[position];
+    const uint64_t shift = state.blocks->shift.empty() ? 0 : state.blocks->shift[position];
     segments.push_back(
         {place.offset, place.offset + place.elements, args, static_cast<uint32_t>(shift)});
   }
@@ -184,7 +199,7 @@ bool Touches(const std::vector<UpdateSegment>& segments, const ChunkPlan& chunk)
 
 }  // namespace
 
-void Shard::Apply(const ApplyJob& job) const {
+std::vector<UnitUpdate> Shard::PrepareUpdates(const ApplyJob& job) const {
   const Layout& layout = memory_->layout();
   const PartitionPlan& plan = memory_->plan();
   std::vector<UnitUpdate> updates(layout.units().size());
@@ -192,7 +207,7 @@ void Shard::Apply(const ApplyJob& job) const {
     if (!plan.unit(u).has_optimizer) continue;
     UnitUpdate& update = updates[u];
     update.segments = SegmentsOf(layout, u, kind_, states_[u], job);
-    UpdatePass pass;
+    UpdatePass& pass = update.pass;
     pass.arrays = states_[u].arrays;
     pass.arrays.grad = accumulators_.data(u);
     pass.arrays.grad_dtype = accumulators_.dtype();
@@ -207,24 +222,36 @@ void Shard::Apply(const ApplyJob& job) const {
     if (HasMasterBeside(plan.unit(u))) pass.arrays.out = memory_->parameters_at_rest(u);
     update.writing.emplace(pass);
   }
-  std::vector<uint32_t> chunks;
+  return updates;
+}
+
+absl::Status Shard::Apply(const ApplyJob& job) const {
+  const PartitionPlan& plan = memory_->plan();
+  const std::vector<UnitUpdate> updates = PrepareUpdates(job);
+  std::vector<uint32_t> on_host;
+  std::vector<uint32_t> on_tier;  // or their parameters are
+  std::vector<bool> silent(plan.chunks().size());
   for (uint32_t chunk = 0; chunk < plan.chunks().size(); ++chunk) {
-    if (Touches(updates[plan.chunks()[chunk].unit].segments, plan.chunks()[chunk])) {
-      chunks.push_back(chunk);
-    }
+    if (!Touches(updates[plan.chunks()[chunk].unit].segments, plan.chunks()[chunk])) continue;
+    const bool held = tier_ != nullptr && tier_->Holds(chunk);
+    if (!held) on_host.push_back(chunk);
+    silent[chunk] = ParameterImageHeld(chunk) != kNoImage;
+    if (held || silent[chunk]) on_tier.push_back(chunk);
   }
   const ProtectedPass pass{accumulators_.undo(),
                            {.tag = MakeTag(job.attempt, kApplyMicroStep) << 1 | 1, .op = kApplyOp}};
   RunProtected(
-      pass, chunks, [&](size_t items, auto fn) { pool_->ParallelFor(items, fn); },
+      pass, on_host, [&](size_t items, auto fn) { pool_->ParallelFor(items, fn); },
       [&](uint32_t chunk) { return ApplyUndo(chunk); },
       [&](uint32_t chunk, uint64_t begin, uint64_t end) {
         ZS_FAULT_POINT("worker.apply.group");
         const ChunkPlan& chunk_plan = plan.chunks()[chunk];
         const UnitUpdate& update = updates[chunk_plan.unit];
-        ApplyRange(*update.silent, *update.writing, chunk_plan.unit, chunk_plan.begin + begin,
-                   chunk_plan.begin + end);
+        ApplyRange(*update.silent, silent[chunk] ? *update.silent : *update.writing,
+                   chunk_plan.unit, chunk_plan.begin + begin, chunk_plan.begin + end);
       });
+  if (on_tier.empty()) return absl::OkStatus();
+  return ApplyOnTier(job, updates, on_tier);
 }
 
 void Shard::ApplyRange(const PreparedUpdate& silent, const PreparedUpdate& writing, uint32_t unit,
@@ -285,11 +312,6 @@ std::vector<StateArray> Shard::StateArrays(uint32_t unit, Extent extent) const {
   AppendStateArrays(states_[unit], names, master,
                     extent == Extent::kShard ? plan.shard : plan.slice, arrays);
   return arrays;
-}
-
-void Shard::ReadArray(uint32_t unit, const StateArray& array, GrainRange grains,
-                      std::span<std::byte> out) const {
-  ReadStateArray(memory_->layout(), unit, states_[unit], array, grains, out);
 }
 
 void Shard::WriteArray(uint32_t unit, const StateArray& array, GrainRange grains,

@@ -3,7 +3,8 @@
 // Put, Accumulate, Norm, Apply and the checkpoint's reads and writes; when they may run is the
 // engine's business (worker/engine.h). Every pass that changes state in place runs under the undo
 // record, so that a successor that calls the same function with the same arguments finishes it bit
-// for bit. Loop thread only; the work is spread over the pool's lanes.
+// for bit. What of the partition is on the NVMe tier is read and written there
+// (worker/state_tier.h). Loop thread only; the work is spread over the pool's lanes.
 #ifndef ZEROSHARD_WORKER_SHARD_H_
 #define ZEROSHARD_WORKER_SHARD_H_
 
@@ -26,6 +27,7 @@
 #include "worker/protected_pass.h"
 #include "worker/reduce_kernel.h"
 #include "worker/reduction_tree.h"
+#include "worker/state_tier.h"
 #include "worker/unit_state.h"
 
 namespace zeroshard {
@@ -119,9 +121,12 @@ struct ApplyJob {
 inline constexpr uint32_t kNotUpdated = ~uint32_t{0};
 inline constexpr uint32_t kByParameter = ~uint32_t{0} - 1;
 
+struct UnitUpdate;  // worker/unit_update.h
+
 class Shard {
  public:
-  static absl::StatusOr<Shard> Open(JobMemory& memory, ThreadPool& pool);
+  // `tier` is null in a job without one; all must outlive this.
+  static absl::StatusOr<Shard> Open(JobMemory& memory, ThreadPool& pool, StateTier* tier = nullptr);
 
   // Puts back what a killed predecessor tore; its pass is finished by calling it again.
   absl::Status Recover() const;
@@ -133,45 +138,77 @@ class Shard {
   // Copies the part of `values` (elements [offset, offset + elements) of the unit) that lies in
   // this worker's slices to the parameters at rest and the master, and notes it; where the window
   // is an island's own, all of it to a resident unit. Returns whether every grain of the unit has
-  // been put.
-  bool Put(uint32_t unit, uint64_t offset, uint64_t elements, const std::byte* values) const;
+  // been put. What shall rest on the NVMe tier is there afterwards, as far as it was put whole; an
+  // error is the tier's, and the same put may be done again.
+  absl::StatusOr<bool> Put(uint32_t unit, uint64_t offset, uint64_t elements,
+                           const std::byte* values) const;
 
   const AccumulatorSpace& accumulators() const { return accumulators_; }
 
   // Adds the squares of this worker's accumulated gradients of the present parameters.
   void AddSquares(uint32_t unit, const Presence& present, ExactSum& sum) const;
 
-  // The optimizer update of all units, then the new parameters in the window.
-  void Apply(const ApplyJob& job) const;
+  // The optimizer update of all units, then the new parameters in the window. An error is the NVMe
+  // tier's: nothing that is committed has changed there, and the same job may be applied again.
+  absl::Status Apply(const ApplyJob& job) const;
 
-  // Copies this worker's shard of a unit into the window.
+  // Copies this worker's shard of a unit, which is on the host, into the window.
   void FillWindow(uint32_t unit) const;
+  // The same for several units, wherever their shards are.
+  absl::Status FillWindows(std::span<const uint32_t> units) const;
+  // Copies this worker's shard of a unit out.
+  absl::Status ReadParameters(uint32_t unit, std::span<std::byte> out) const;
 
   // The arrays of one unit that a checkpoint holds: "parameter", "master" and the optimizer's
   // states. kShard: the grains of which this worker is responsible (to write); kSlice: all that it
   // holds, which is more at stage 0 (to read).
   enum class Extent { kShard, kSlice };
   std::vector<StateArray> StateArrays(uint32_t unit, Extent extent) const;
-  // Copies the part `grains` of one of them out or in (see ReadStateArray).
-  void ReadArray(uint32_t unit, const StateArray& array, GrainRange grains,
-                 std::span<std::byte> out) const;
+  // Copies the part `grains` of each of them out, wherever it is.
+  absl::Status ReadArrays(uint32_t unit, std::span<const StateArray> arrays, GrainRange grains,
+                          std::span<std::vector<std::byte>> outs) const;
+  // Copies the part `grains` of one of them in (see WriteStateArray), on the host.
   void WriteArray(uint32_t unit, const StateArray& array, GrainRange grains,
                   std::span<const std::byte> in) const;
-  // Marks the unit's shard as holding values.
-  void MarkLoaded(uint32_t unit) const;
+  // Whether a part of the unit is on the NVMe tier now.
+  bool OnTier(uint32_t unit) const;
+
+  // The grains of a unit in runs that are changed one after the other where states can be on the
+  // NVMe tier, so that little memory is taken at a time; else one run. Each run is opened, changed
+  // on the host, and settled.
+  std::vector<GrainRange> Runs(uint32_t unit, GrainRange grains) const;
+  // Brings what is on the tier to the host; kDropped: all of it will be written anew.
+  enum class OldContents : uint8_t { kKept, kDropped };
+  absl::Status OpenRun(uint32_t unit, GrainRange run, OldContents old) const;
+  // Notes that the run holds values, and moves to the tier what shall rest there and holds values
+  // whole.
+  absl::Status SettleRun(uint32_t unit, GrainRange run) const;
+  // Whether all grains of the unit hold values.
+  bool IsPut(uint32_t unit) const;
+  bool IsPut(uint32_t unit, GrainRange grains) const;
 
  private:
-  Shard(JobMemory& memory, ThreadPool& pool, AccumulatorSpace accumulators)
-      : memory_(&memory), pool_(&pool), accumulators_(accumulators) {}
+  Shard(JobMemory& memory, ThreadPool& pool, StateTier* tier, AccumulatorSpace accumulators)
+      : memory_(&memory), pool_(&pool), tier_(tier), accumulators_(accumulators) {}
   UndoChunk ApplyUndo(uint32_t chunk) const;
   void ApplyRange(const PreparedUpdate& silent, const PreparedUpdate& writing, uint32_t unit,
                   uint64_t begin, uint64_t end) const;
+  std::vector<UnitUpdate> PrepareUpdates(const ApplyJob& job) const;
+  absl::Status ApplyOnTier(const ApplyJob& job, std::span<const UnitUpdate> updates,
+                           std::span<const uint32_t> chunks) const;
+  void UpdateImage(const UnitUpdate& update, const TierItem& item,
+                   const TierBuffers& buffers) const;
+  uint32_t ParameterImageHeld(uint32_t chunk) const;
+  void PutOnHost(uint32_t unit, uint64_t offset, uint64_t elements, const std::byte* values) const;
   void ClearPadding(uint32_t unit, const ElementRange& mastered, const ElementRange& copied) const;
-  // Elements [begin, end) are there; whether the unit's all are.
-  bool MarkPut(uint32_t unit, uint64_t begin, uint64_t end) const;
+  void MarkPut(uint32_t unit, GrainRange grains) const;
+  std::vector<uint32_t> ParameterImages(uint32_t unit) const;
+  // All images of the run, on the tier or not.
+  std::vector<uint32_t> ImagesOf(uint32_t unit, GrainRange run) const;
 
   JobMemory* memory_;
   ThreadPool* pool_;
+  StateTier* tier_;
   AccumulatorSpace accumulators_;
   OptimizerKind kind_ = OptimizerKind::kAdamW;  // of a job that has one
   std::vector<UnitState> states_;               // by unit; empty where there is no optimizer

@@ -18,6 +18,11 @@ namespace {
 
 using Extent = Shard::Extent;
 
+GrainRange Intersect(GrainRange a, GrainRange b) {
+  const uint64_t begin = std::max(a.begin, b.begin);
+  return {begin, std::max(begin, std::min(a.end, b.end))};
+}
+
 // Calls fn(grains) for consecutive parts of `grains` that fit in a record.
 template <typename Fn>
 absl::Status InPieces(GrainRange grains, const Fn& fn) {
@@ -32,12 +37,33 @@ absl::Status SaveArray(const Shard& shard, uint32_t unit, const StateArray& arra
   if (array.source == StateArray::Source::kMemory) {
     return writer.Append(unit, array.grains, array.kind, array.type, array.bytes);
   }
-  std::vector<std::byte> piece;
-  return InPieces(array.grains, [&](GrainRange grains) {
-    piece.resize(grains.size() * array.type.grain_bytes());
-    shard.ReadArray(unit, array, grains, piece);
-    return writer.Append(unit, grains, array.kind, array.type, piece);
+  std::vector<std::byte> piece[1];
+  return InPieces(array.grains, [&](GrainRange grains) -> absl::Status {
+    ZS_RETURN_IF_ERROR(shard.ReadArrays(unit, {&array, 1}, grains, piece));
+    return writer.Append(unit, grains, array.kind, array.type, piece[0]);
   });
+}
+
+absl::Status SaveUnit(const Shard& shard, uint32_t unit, uint64_t unit_grains,
+                      ShardWriter& writer) {
+  const std::vector<StateArray> arrays = shard.StateArrays(unit, Extent::kShard);
+  if (!shard.OnTier(unit)) {
+    for (const StateArray& array : arrays) {
+      ZS_RETURN_IF_ERROR(SaveArray(shard, unit, array, writer));
+    }
+    return absl::OkStatus();
+  }
+  // Each image is read once.
+  std::vector<std::vector<std::byte>> pieces(arrays.size());
+  for (const GrainRange& run : shard.Runs(unit, {0, unit_grains})) {
+    ZS_RETURN_IF_ERROR(shard.ReadArrays(unit, arrays, run, pieces));
+    for (size_t i = 0; i < arrays.size(); ++i) {
+      const GrainRange part = Intersect(arrays[i].grains, run);
+      if (part.size() == 0) continue;
+      ZS_RETURN_IF_ERROR(writer.Append(unit, part, arrays[i].kind, arrays[i].type, pieces[i]));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<uint64_t> SaveShard(Engine& engine, const internal::v1::SaveShard& command,
@@ -57,19 +83,18 @@ absl::StatusOr<uint64_t> SaveShard(Engine& engine, const internal::v1::SaveShard
                       ShardWriter::Create(dir_fd, context.me(), identity, expected));
   for (uint32_t unit = 0; unit < units; ++unit) {
     if (command.exclude_frozen() && !context.layout().units()[unit].trainable) continue;
-    for (const StateArray& array : engine.shard().StateArrays(unit, Extent::kShard)) {
-      ZS_RETURN_IF_ERROR(SaveArray(engine.shard(), unit, array, writer));
-    }
+    const uint64_t grains = context.layout().units()[unit].grains;
+    ZS_RETURN_IF_ERROR(SaveUnit(engine.shard(), unit, grains, writer));
   }
   return std::move(writer).Finish();
 }
 
 // The master of a unit whose checkpoint holds none: the parameter's value, read in bounded pieces.
 absl::Status MasterFromParameter(CheckpointReader& reader, const Shard& shard, uint32_t unit,
-                                 DType dtype, const StateArray& master) {
+                                 DType dtype, const StateArray& master, GrainRange part) {
   std::vector<std::byte> piece;
   std::vector<float> values;
-  return InPieces(master.grains, [&](GrainRange grains) -> absl::Status {
+  return InPieces(part, [&](GrainRange grains) -> absl::Status {
     piece.resize(grains.elements() * SizeOf(dtype));
     ZS_RETURN_IF_ERROR(reader.Read(unit, grains, kKindParameter, dtype, piece));
     values.resize(grains.elements());
@@ -80,13 +105,16 @@ absl::Status MasterFromParameter(CheckpointReader& reader, const Shard& shard, u
 }
 
 absl::Status RestoreArray(CheckpointReader& reader, const Shard& shard, uint32_t unit,
-                          const StateArray& array) {
+                          const StateArray& array, GrainRange part) {
   // A master goes through WriteArray, which gives it this job's form.
   if (array.source == StateArray::Source::kMemory && array.kind != kKindMaster) {
-    return reader.Read(unit, array.grains, array.kind, array.type, array.bytes);
+    const uint64_t bytes = array.type.grain_bytes();
+    return reader.Read(
+        unit, part, array.kind, array.type,
+        array.bytes.subspan((part.begin - array.grains.begin) * bytes, part.size() * bytes));
   }
   std::vector<std::byte> piece;
-  return InPieces(array.grains, [&](GrainRange grains) -> absl::Status {
+  return InPieces(part, [&](GrainRange grains) -> absl::Status {
     piece.resize(grains.size() * array.type.grain_bytes());
     ZS_RETURN_IF_ERROR(reader.Read(unit, grains, array.kind, array.type, piece));
     shard.WriteArray(unit, array, grains, piece);
@@ -121,23 +149,39 @@ absl::Status CheckStates(Engine& engine, const CheckpointReader& reader, uint32_
   return absl::OkStatus();
 }
 
+absl::StatusOr<uint64_t> RestoreRun(CheckpointReader& reader, const Shard& shard, uint32_t unit,
+                                    DType dtype, GrainRange run, bool parameters_only) {
+  uint64_t bytes = 0;
+  for (const StateArray& array : shard.StateArrays(unit, Extent::kSlice)) {
+    const GrainRange part = Intersect(array.grains, run);
+    if (part.size() == 0) continue;
+    const bool derive =
+        array.kind == kKindMaster && (parameters_only || !reader.Has(unit, kKindMaster));
+    if (derive) {
+      ZS_RETURN_IF_ERROR(MasterFromParameter(reader, shard, unit, dtype, array, part));
+    } else if (!parameters_only || array.kind == kKindParameter) {
+      ZS_RETURN_IF_ERROR(RestoreArray(reader, shard, unit, array, part));
+    }
+    bytes += part.size() * array.type.grain_bytes();
+  }
+  return bytes;
+}
+
 absl::StatusOr<uint64_t> RestoreUnit(Engine& engine, CheckpointReader& reader, uint32_t unit,
                                      bool parameters_only) {
   const Unit& layout_unit = engine.context().layout().units()[unit];
   uint64_t bytes = 0;
   if (!reader.Has(unit, kKindParameter)) return bytes;  // left out as frozen
   const Shard& shard = engine.shard();
-  for (const StateArray& array : shard.StateArrays(unit, Extent::kSlice)) {
-    const bool derive =
-        array.kind == kKindMaster && (parameters_only || !reader.Has(unit, kKindMaster));
-    if (derive) {
-      ZS_RETURN_IF_ERROR(MasterFromParameter(reader, shard, unit, layout_unit.dtype, array));
-    } else if (!parameters_only || array.kind == kKindParameter) {
-      ZS_RETURN_IF_ERROR(RestoreArray(reader, shard, unit, array));
-    }
-    bytes += array.size();
+  // What is damaged on the NVMe tier does not matter where all of it is replaced.
+  const auto old = parameters_only ? Shard::OldContents::kKept : Shard::OldContents::kDropped;
+  for (const GrainRange& run : shard.Runs(unit, {0, layout_unit.grains})) {
+    ZS_RETURN_IF_ERROR(shard.OpenRun(unit, run, old));
+    ZS_ASSIGN_OR_RETURN(const uint64_t run_bytes,
+                        RestoreRun(reader, shard, unit, layout_unit.dtype, run, parameters_only));
+    ZS_RETURN_IF_ERROR(shard.SettleRun(unit, run));
+    bytes += run_bytes;
   }
-  engine.shard().MarkLoaded(unit);
   return bytes;
 }
 

@@ -100,9 +100,40 @@ UnitState MakeUnitState(const JobMemory& memory, uint32_t unit) {
         reinterpret_cast<float*>(memory.partition() + plan.scales[slot]) - plan.first_block;
   }
   if (state.arrays.state_format == StateFormat::kInt8) {
-    state.blocks = MakeBlockTable(memory.layout(), unit);
+    state.blocks = std::make_shared<const BlockTable>(MakeBlockTable(memory.layout(), unit));
   }
   return state;
+}
+
+UnitState StateInImage(const UnitState& state, const ChunkPlan& chunk, const ChunkShape& shape,
+                       std::byte* image) {
+  UnitState in_image = state;
+  UpdateArrays& arrays = in_image.arrays;
+  const uint64_t state_skip = chunk.begin * StateElementBytes(arrays.state_format);
+  for (size_t i = 0; i < shape.arrays().size(); ++i) {
+    std::byte* const data = image + shape.offset(i);
+    switch (shape.arrays()[i].kind) {
+      case ChunkArrayKind::kMaster:
+        arrays.param = reinterpret_cast<float*>(data) - chunk.begin;
+        break;
+      case ChunkArrayKind::kState0:
+        arrays.state[0] = data - state_skip;
+        break;
+      case ChunkArrayKind::kState1:
+        arrays.state[1] = data - state_skip;
+        break;
+      case ChunkArrayKind::kScales0:
+      case ChunkArrayKind::kScales1: {
+        const int slot = shape.arrays()[i].kind == ChunkArrayKind::kScales0 ? 0 : 1;
+        arrays.absmax[slot] =
+            reinterpret_cast<float*>(data) - state.blocks->first[chunk.begin / kGrainElements];
+        break;
+      }
+      case ChunkArrayKind::kParameter:
+        break;
+    }
+  }
+  return in_image;
 }
 
 UndoChunk UndoOfUpdate(const UnitState& state, const ChunkPlan& chunk) {
@@ -128,7 +159,7 @@ UndoChunk UndoOfUpdate(const UnitState& state, const ChunkPlan& chunk) {
   for (uint32_t slot = 0; slot < state.slots; ++slot) {
     undo.arrays[undo.array_count++] = {reinterpret_cast<std::byte*>(arrays.absmax[slot]),
                                        sizeof(float),
-                                       state.blocks.first.data() + chunk.begin / kGrainElements};
+                                       state.blocks->first.data() + chunk.begin / kGrainElements};
   }
   return undo;
 }
@@ -196,7 +227,7 @@ void ReadStateArray(const Layout& layout, uint32_t unit, const UnitState& state,
       return;
     case Source::kScales:
       std::fill_n(values, grains.size() * kMaxGrainBlocks, 0.0f);
-      ForEachBlock(layout, unit, state.blocks, grains, [&](uint64_t block, uint64_t place) {
+      ForEachBlock(layout, unit, *state.blocks, grains, [&](uint64_t block, uint64_t place) {
         values[place] = state.arrays.absmax[array.slot][block];
       });
       return;
@@ -223,7 +254,7 @@ void WriteStateArray(const Layout& layout, uint32_t unit, const UnitState& state
       return;
     }
     case Source::kScales:
-      ForEachBlock(layout, unit, state.blocks, grains, [&](uint64_t block, uint64_t place) {
+      ForEachBlock(layout, unit, *state.blocks, grains, [&](uint64_t block, uint64_t place) {
         state.arrays.absmax[array.slot][block] = values[place];
       });
       return;

@@ -3,18 +3,20 @@
 //
 // Pointers into mapped regions, constant after the worker has started; the memory is the server's.
 // Every pointer is that of the unit's element 0 (or block 0), which may lie outside the slice:
-// index within the slice only.
+// index within the slice only (of what lies in an image: within the chunk only).
 #ifndef ZEROSHARD_WORKER_UNIT_STATE_H_
 #define ZEROSHARD_WORKER_UNIT_STATE_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/dtype.h"
 #include "storage/block_table.h"
+#include "storage/chunk_image.h"
 #include "storage/partition.h"
 #include "storage/record_type.h"
 #include "storage/undo_area.h"
@@ -27,11 +29,16 @@ struct UnitState {
   // All but grad and out, which change from step to step.
   UpdateArrays arrays;
   uint32_t slots = 0;
-  BlockTable blocks;  // 8-bit states only
+  // 8-bit states only.
+  std::shared_ptr<const BlockTable> blocks = std::make_shared<const BlockTable>();
 };
 
 // Of a unit that has an optimizer.
 UnitState MakeUnitState(const JobMemory& memory, uint32_t unit);
+
+// The same of one chunk, whose arrays lie in an image of the NVMe tier.
+UnitState StateInImage(const UnitState& state, const ChunkPlan& chunk, const ChunkShape& shape,
+                       std::byte* image);
 
 // What the update changes in place in one chunk.
 UndoChunk UndoOfUpdate(const UnitState& state, const ChunkPlan& chunk);

@@ -6,25 +6,44 @@
 #include "base/fault_point.h"
 #include "base/log.h"
 #include "base/shared_memory.h"
+#include "base/status.h"
 
 namespace zeroshard {
 
-bool WindowKeeper::Fill(uint32_t unit, const Shard& shard) {
+bool WindowKeeper::IsToBeFilled(uint32_t unit) {
   if (context_.memory().plan().unit(unit).resident) return false;
   const Board& board = context_.board();
   const uint64_t epoch = board.header().epoch.load();
   if (board.wanted(unit).load() != epoch || board.evicting(unit).load() != 0) return false;
   wanted_at_.resize(context_.layout().units().size());
   wanted_at_[unit] = ++last_wanted_;
-  std::atomic<uint64_t>& fill = board.fill(context_.me(), unit);
-  uint64_t before = fill.load();
-  if (before == epoch) return false;
-  shard.FillWindow(unit);
+  return board.fill(context_.me(), unit).load() != epoch;
+}
+
+absl::StatusOr<bool> WindowKeeper::Fill(std::span<const uint32_t> units, const Shard& shard) {
+  struct Wanted {
+    uint32_t unit;
+    uint64_t before;
+  };
+  const Board& board = context_.board();
+  const uint64_t epoch = board.header().epoch.load();
+  std::vector<Wanted> wanted;
+  std::vector<uint32_t> to_copy;
+  for (const uint32_t unit : units) {
+    if (!IsToBeFilled(unit)) continue;
+    wanted.push_back({unit, board.fill(context_.me(), unit).load()});
+    to_copy.push_back(unit);
+  }
+  if (wanted.empty()) return false;
+  ZS_RETURN_IF_ERROR(shard.FillWindows(to_copy));
   ZS_FAULT_POINT("worker.window.before_filled");
-  context_.counters().copied_bytes += context_.memory().plan().unit(unit).shard.elements() *
-                                      SizeOf(context_.layout().units()[unit].dtype);
-  // Fails only if the unit was evicted meanwhile, which takes a rank that died waiting for it.
-  fill.compare_exchange_strong(before, epoch);
+  for (Wanted& copied : wanted) {
+    context_.counters().copied_bytes +=
+        context_.memory().plan().unit(copied.unit).shard.elements() *
+        SizeOf(context_.layout().units()[copied.unit].dtype);
+    // Fails only if the unit was evicted meanwhile, which takes a rank that died waiting for it.
+    board.fill(context_.me(), copied.unit).compare_exchange_strong(copied.before, epoch);
+  }
   context_.RingAll();
   return true;
 }

@@ -13,8 +13,10 @@
 #define ZEROSHARD_WORKER_WINDOW_KEEPER_H_
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "worker/engine_context.h"
 #include "worker/shard.h"
 
@@ -24,8 +26,9 @@ class WindowKeeper {
  public:
   explicit WindowKeeper(EngineContext& context) : context_(context) {}
 
-  // Copies this worker's shard of `unit` if it is wanted and not there. Returns whether it did.
-  bool Fill(uint32_t unit, const Shard& shard);
+  // Copies this worker's shards of those of `units` that are wanted and not there. Returns whether
+  // there were any; an error is that of the NVMe tier.
+  absl::StatusOr<bool> Fill(std::span<const uint32_t> units, const Shard& shard);
   // Gives pages back while too many units are resident. Returns whether any were.
   bool Evict();
   // Gives the pages of `unit` back now if no rank has it; of the island's first worker only.
@@ -34,6 +37,7 @@ class WindowKeeper {
   void Recover();
 
  private:
+  bool IsToBeFilled(uint32_t unit);
   bool IsFilled(uint32_t unit) const;
   bool IsPinned(uint32_t unit) const;
   bool EvictUnit(uint32_t unit);

@@ -15,6 +15,7 @@ namespace zeroshard {
 namespace {
 
 constexpr absl::Duration kTick = absl::Milliseconds(100);
+constexpr absl::Duration kMoveTick = absl::Milliseconds(2);
 constexpr absl::Duration kStatsInterval = absl::Seconds(1);
 constexpr absl::Duration kLinkTimeout = absl::Seconds(10);
 // A rank may ask for a checkpoint when its own island has committed a step and others still do.
@@ -36,6 +37,7 @@ absl::Status WorkerLoop::Run() {
     }
     engine_->Advance();
     if (RunShardCommands()) engine_->Advance();
+    engine_->MoveStates();
     ZS_RETURN_IF_ERROR(send_status_);
     const absl::Duration now = clock_.Elapsed();
     if (now >= next_tick_) {
@@ -53,7 +55,8 @@ absl::Status WorkerLoop::Run() {
 
 absl::Status WorkerLoop::Await() {
   pollfd fds[2] = {{memory_.doorbell(memory_.worker()), POLLIN, 0}, {link_.fd(), POLLIN, 0}};
-  const int ready = poll(fds, 2, static_cast<int>(absl::ToInt64Milliseconds(kTick)));
+  const absl::Duration longest = engine_->IsMoving() ? kMoveTick : kTick;
+  const int ready = poll(fds, 2, static_cast<int>(absl::ToInt64Milliseconds(longest)));
   if (ready < 0 && errno != EINTR) return ErrnoError(errno, "poll", "doorbell and link");
   link_readable_ = ready > 0 && fds[1].revents != 0;
   if (ready > 0 && fds[0].revents != 0) {
@@ -115,6 +118,9 @@ absl::StatusOr<bool> WorkerLoop::OnCommand(ControlLink::Command command) {
       engine_->OnPoison(absl::Status(static_cast<absl::StatusCode>(message.poison().code()),
                                      message.poison().message()),
                         message.poison().generation());
+      return true;
+    case ToWorker::kMove:
+      engine_->OnMove(message.move());
       return true;
     case ToWorker::kSave:
     case ToWorker::kRestore:

@@ -1,12 +1,16 @@
 #include "tests/fakes/local_job.h"
 
+#include <signal.h>
 #include <sys/eventfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/fault_point.h"
 #include "base/shared_memory.h"
 #include "storage/layout_proto.h"
 #include "worker/reduce_kernel.h"
@@ -80,6 +84,22 @@ model::v1::EngineConfig MakeConfig(uint32_t stage, uint32_t ranks, model::v1::DT
   return config;
 }
 
+void UseNvme(model::v1::EngineConfig& config, double ratio, bool parameters) {
+  config.set_tiered(true);
+  config.set_optimizer_tier(ratio > 0 ? model::v1::TIER_NVME : model::v1::TIER_HOST);
+  config.set_optimizer_ratio(ratio);
+  config.set_parameter_tier(parameters ? model::v1::TIER_NVME : model::v1::TIER_HOST);
+  model::v1::NvmeConfig& nvme = *config.mutable_nvme();
+  nvme.set_block_bytes(64 << 10);
+  nvme.set_queue_depth(4);
+  nvme.set_threads(2);
+  nvme.set_overlap_events(true);
+  nvme.set_buffer_count(2);
+  nvme.set_pipeline_read(true);
+  nvme.set_pipeline_write(true);
+  nvme.set_spares(2);
+}
+
 LocalJob::LocalJob(LocalJobOptions options)
     : options_(std::move(options)),
       mesh_(std::make_unique<LoopbackMesh>(options_.workers)),
@@ -137,6 +157,11 @@ void LocalJob::CreateRegions() {
   for (uint32_t w = 0; w < options_.workers; ++w) {
     const PartitionPlan plan = Must(PartitionPlan::Create(*layout_, config, w, options_.lanes));
     AddRegion(WorkerRegion::KIND_PARTITION, w, plan.bytes(), w);
+    if (NvmePlan::Exists(config)) {
+      const std::vector<uint64_t> weights(options_.nvme_paths.size(), 1);
+      AddRegion(WorkerRegion::KIND_SLOT_TABLE, w,
+                Must(NvmePlan::Create(*layout_, plan, config, weights)).table_bytes(), w);
+    }
     doorbells_.emplace_back(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   }
 }
@@ -153,6 +178,10 @@ void LocalJob::StartWorker(uint32_t w, bool recover) {
   start.set_layout_fingerprint(layout_->fingerprint());
   start.set_lanes(options_.lanes);
   start.set_recover(recover);
+  for (const std::string& path : options_.nvme_paths) {
+    start.add_nvme_paths()->set_path(path);
+    start.mutable_nvme_paths()->rbegin()->set_weight(1);
+  }
   for (uint32_t rank = 0; rank < ranks(); ++rank) {
     internal::v1::RankPlace& place = *start.add_ranks();
     place.set_home_worker(home(rank));
@@ -179,9 +208,31 @@ void LocalJob::StartWorker(uint32_t w, bool recover) {
   worker = {};
   worker.memory = Must(JobMemory::Create(std::move(start), std::move(fds)));
   worker.pool = Must(ThreadPool::Create({.threads = static_cast<int>(options_.lanes)}));
-  worker.engine = Must(Engine::Create(*worker.memory, *worker.pool, clock_, *output_));
+  worker.engine = Must(Engine::Create(*worker.memory, *worker.pool, clock_, *output_, OpenTier(w)));
   if (options_.islands) Must(worker.engine->Connect(mesh_->end(w)));
   if (recover) Must(worker.engine->Recover().status());
+}
+
+std::unique_ptr<NvmeTier> LocalJob::OpenTier(uint32_t w) {
+  const JobMemory& memory = *workers_[w].memory;
+  if (memory.nvme_plan() == nullptr) return nullptr;
+  NvmeTierOptions options;
+  options.job = "local";
+  options.job_id = kJobId;
+  options.layout_fingerprint = layout_->fingerprint();
+  options.worker = w;
+  options.config = memory.config().nvme();
+  for (const std::string& path : options_.nvme_paths) options.paths.push_back({.path = path});
+  options.table = memory.slot_table();
+  options.recover = memory.start().recover();
+  options.committed = memory.board().committed_attempt();
+  options.pool = workers_[w].pool.get();
+  if (options_.make_queue) {
+    options.make_queue = [this, w](IoBackend, const IoQueueOptions& queue) {
+      return options_.make_queue(w, queue);
+    };
+  }
+  return Must(NvmeTier::Open(*memory.nvme_plan(), std::move(options)));
 }
 
 void LocalJob::RestartWorker(uint32_t w) {
@@ -189,9 +240,34 @@ void LocalJob::RestartWorker(uint32_t w) {
   if (options_.islands) BreakMesh();
 }
 
+bool LocalJob::RunInChild(const std::string& faults, absl::Duration delay) {
+  for (Worker& worker : workers_) worker = {};  // their threads do not come along
+  const pid_t child = fork();
+  if (child == 0) {
+    Must(ArmFaultPoints(faults));
+    for (uint32_t w = 0; w < options_.workers; ++w) RestartWorker(w);
+    for (uint32_t rank = 0; rank < ranks(); ++rank) Reconnect(rank);
+    Run();
+    RunMoves();
+    _exit(0);
+  }
+  if (delay != absl::InfiniteDuration()) {
+    absl::SleepFor(delay);
+    kill(child, SIGKILL);
+  }
+  int status = 0;
+  ZS_CHECK(waitpid(child, &status, 0) == child, "wait");
+  ZS_CHECK(WIFSIGNALED(status) || WEXITSTATUS(status) == 0, "the child failed");
+  for (uint32_t w = 0; w < options_.workers; ++w) RestartWorker(w);
+  for (uint32_t rank = 0; rank < ranks(); ++rank) Reconnect(rank);
+  return WIFSIGNALED(status);
+}
+
 void LocalJob::BreakMesh() {
   mesh_->Break();
-  for (Worker& worker : workers_) worker.engine->OnMeshConnected();
+  for (Worker& worker : workers_) {
+    if (worker.engine != nullptr) worker.engine->OnMeshConnected();
+  }
 }
 
 void LocalJob::Hello(uint32_t rank, bool reconnect) {
@@ -257,6 +333,19 @@ void LocalJob::Run() {
     if (!rang) return;
   }
   ZS_CHECK(false, "the job does not come to rest");
+}
+
+void LocalJob::RunMoves() {
+  for (int round = 0; round < kMaxRounds; ++round) {
+    bool moving = false;
+    for (Worker& worker : workers_) {
+      worker.engine->MoveStates();
+      moving |= worker.engine->IsMoving();
+    }
+    if (!moving) return;
+    clock_.Advance(absl::Seconds(1));
+  }
+  ZS_CHECK(false, "states move without end");
 }
 
 bool LocalJob::Done(uint32_t rank, uint64_t id) const {
@@ -359,8 +448,9 @@ std::string LocalJob::StateBytes() {
     for (uint32_t w = 0; w < options_.workers; ++w) {
       const Shard& shard = engine(w).shard();
       for (const StateArray& array : shard.StateArrays(u, Shard::Extent::kShard)) {
-        std::vector<std::byte> bytes(array.size());
-        shard.ReadArray(u, array, array.grains, bytes);
+        std::vector<std::byte> read[1];
+        Must(shard.ReadArrays(u, {&array, 1}, array.grains, read));
+        const std::vector<std::byte>& bytes = read[0];
         std::string& all = by_kind[absl::StrCat(u, " ", array.kind)];
         const auto* const data = reinterpret_cast<const char*>(bytes.data());
         if (array.source == StateArray::Source::kScales) {

@@ -7,6 +7,7 @@
 #define ZEROSHARD_TESTS_FAKES_LOCAL_JOB_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -20,6 +21,7 @@
 #include "tests/fakes/loopback_mesh.h"
 #include "worker/engine.h"
 #include "worker/job_memory.h"
+#include "worker/nvme_tier.h"
 
 namespace zeroshard {
 
@@ -30,6 +32,11 @@ struct LocalJobOptions {
   uint32_t lanes = 1;
   // Every worker an island of its own, over a loopback mesh.
   bool islands = false;
+  // Where the files of a job with an NVMe tier lie; the directories must outlive it.
+  std::vector<std::string> nvme_paths = {};
+  // What its queues are made by, of worker `worker`.
+  std::function<absl::StatusOr<std::unique_ptr<IoQueue>>(uint32_t worker, const IoQueueOptions&)>
+      make_queue = {};
 };
 
 // A manifest of fp32-or-other parameters named p0, p1, ... with these element counts, one module
@@ -37,6 +44,9 @@ struct LocalJobOptions {
 model::v1::Manifest MakeManifest(const std::vector<uint64_t>& sizes, model::v1::DType dtype);
 // AdamW, accumulators fp32, no clipping, static scale 1.
 model::v1::EngineConfig MakeConfig(uint32_t stage, uint32_t ranks, model::v1::DType dtype);
+
+// Puts masters and optimizer states, and with `parameters` the shards, on the NVMe tier.
+void UseNvme(model::v1::EngineConfig& config, double ratio, bool parameters);
 
 class LocalJob {
  public:
@@ -76,6 +86,13 @@ class LocalJob {
 
   // The process of worker `w` dies between two rounds; its successor recovers.
   void RestartWorker(uint32_t w);
+  // Runs what is under way in a child process, all workers of which die of `faults` (see
+  // base/fault_point.h; empty: of a kill after `delay`), or come to rest. Their successors are
+  // here, what was under way is not done yet. Returns whether they died.
+  bool RunInChild(const std::string& faults, absl::Duration delay = absl::InfiniteDuration());
+
+  // Everybody does what was left for quiet times until all states are where they shall rest.
+  void RunMoves();
 
   // All frames under way are lost and the mesh is set up again.
   void BreakMesh();
@@ -118,6 +135,7 @@ class LocalJob {
   uint32_t islands() const { return options_.islands ? options_.workers : 1; }
   uint32_t island_of(uint32_t worker) const { return options_.islands ? worker : 0; }
   void StartWorker(uint32_t w, bool recover);
+  std::unique_ptr<NvmeTier> OpenTier(uint32_t w);
   uint32_t home(uint32_t rank) const { return rank % options_.workers; }
 
   LocalJobOptions options_;

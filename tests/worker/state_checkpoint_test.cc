@@ -6,55 +6,12 @@
 #include <utility>
 #include <vector>
 
-#include "storage/checkpoint.h"
 #include "tests/storage/temp_dir.h"
+#include "tests/worker/state_checkpoints.h"
 #include "tests/worker/state_forms.h"
-#include "worker/shard_files.h"
 
 namespace zeroshard {
 namespace {
-
-internal::v1::ShardDone Command(LocalJob& job, uint32_t worker,
-                                const internal::v1::ToWorker& command, int dir_fd) {
-  std::vector<UniqueFd> fds;
-  fds.emplace_back(dup(dir_fd));
-  return RunShardCommand(job.engine(worker), command, fds);
-}
-
-void Save(LocalJob& job, uint32_t workers, const TempDir& dir, const std::string& name) {
-  auto writer = CheckpointWriter::Create(dir.fd(), name);
-  ASSERT_TRUE(writer.ok()) << writer.status();
-  internal::v1::ToWorker command;
-  command.mutable_save();
-  records::v1::CheckpointManifest manifest;
-  for (uint32_t w = 0; w < workers; ++w) {
-    const auto done = Command(job, w, command, writer->dir_fd());
-    ASSERT_EQ(done.code(), 0u) << done.message();
-    if (w > 0) continue;
-    ASSERT_TRUE(manifest.mutable_state()->ParseFromString(done.job_state()));
-  }
-  manifest.set_job_id(job.memory(0).start().job_id());
-  manifest.set_layout_fingerprint(job.layout().fingerprint());
-  *manifest.mutable_manifest() = job.memory(0).start().manifest();
-  const auto bytes = (*std::move(writer)).Commit(std::move(manifest), workers);
-  ASSERT_TRUE(bytes.ok()) << bytes.status();
-}
-
-// The first error, or nothing.
-std::string Restore(LocalJob& job, uint32_t workers, const TempDir& dir, const std::string& name,
-                    bool parameters_only = false) {
-  const UniqueFd checkpoint = *OpenDirectory(dir.Path(name));
-  auto reader = CheckpointReader::Open(checkpoint.get());
-  if (!reader.ok()) return std::string(reader.status().message());
-  internal::v1::ToWorker command;
-  command.mutable_restore()->set_parameters_only(parameters_only);
-  command.mutable_restore()->set_job_state(reader->manifest().state().SerializeAsString());
-  for (uint32_t w = 0; w < workers; ++w) {
-    const auto done = Command(job, w, command, checkpoint.get());
-    if (done.code() != 0) return done.message();
-  }
-  return "";
-}
 
 class StateCheckpointTest : public ::testing::TestWithParam<StateForm> {};
 
@@ -64,7 +21,7 @@ TEST_P(StateCheckpointTest, ARunThatGoesOnElsewhereEndsTheSame) {
   const TempDir dir;
   const auto first = StartStateJob(GetParam(), {.stage = 1, .workers = 2});
   TrainSteps(*first, 0, 2);
-  Save(*first, 2, dir, "c");
+  SaveState(*first, 2, dir, "c");
   std::vector<StateVariant> variants = {{.stage = 3, .workers = 3, .copy = true},
                                         {.stage = 2, .workers = 3, .islands = true}};
   if (GetParam().master != model::v1::MASTER_FORM_NONE)
@@ -72,7 +29,7 @@ TEST_P(StateCheckpointTest, ARunThatGoesOnElsewhereEndsTheSame) {
   for (const StateVariant& v : variants) {
     const auto next = StartStateJob(GetParam(), v);
     TrainSteps(*next, 0, 1);  // what the checkpoint overwrites
-    ASSERT_EQ(Restore(*next, v.workers, dir, "c"), "");
+    ASSERT_EQ(RestoreState(*next, v.workers, dir, "c"), "");
     EXPECT_TRUE(next->StateBytes() == first->StateBytes()) << "stage " << v.stage;
     TrainSteps(*next, 2, 4);
     EXPECT_TRUE(next->StateBytes() == whole->StateBytes()) << "stage " << v.stage;
@@ -100,22 +57,22 @@ TEST(StateCheckpointFormsTest, MastersChangeTheirForm) {
   none.master = model::v1::MASTER_FORM_NONE;
   const auto job = StartStateJob(split, {.workers = 2});
   TrainSteps(*job, 0, 2);
-  Save(*job, 2, dir, "split");
+  SaveState(*job, 2, dir, "split");
   const auto wide = StartStateJob(plain, {});
-  ASSERT_EQ(Restore(*wide, 1, dir, "split"), "");
+  ASSERT_EQ(RestoreState(*wide, 1, dir, "split"), "");
   EXPECT_TRUE(wide->StateBytes() == job->StateBytes()) << "the master is the same number";
   TrainSteps(*wide, 2, 3);
-  Save(*wide, 1, dir, "plain");
+  SaveState(*wide, 1, dir, "plain");
   const auto back = StartStateJob(split, {.workers = 3});
-  ASSERT_EQ(Restore(*back, 3, dir, "plain"), "");
+  ASSERT_EQ(RestoreState(*back, 3, dir, "plain"), "");
   for (uint32_t p = 0; p < wide->layout().parameters().size(); ++p) {
     EXPECT_EQ(back->Parameter(p), wide->Parameter(p)) << "a nudge never moves the rounded value";
   }
   const auto alone = StartStateJob(none, {});
-  ASSERT_EQ(Restore(*alone, 1, dir, "plain"), "");
-  Save(*alone, 1, dir, "none");
+  ASSERT_EQ(RestoreState(*alone, 1, dir, "plain"), "");
+  SaveState(*alone, 1, dir, "none");
   const auto again = StartStateJob(split, {});
-  ASSERT_EQ(Restore(*again, 1, dir, "none"), "") << "the parameter becomes the master";
+  ASSERT_EQ(RestoreState(*again, 1, dir, "none"), "") << "the parameter becomes the master";
   for (uint32_t p = 0; p < wide->layout().parameters().size(); ++p) {
     EXPECT_EQ(again->Parameter(p), wide->Parameter(p));
   }
@@ -125,14 +82,14 @@ TEST(StateCheckpointFormsTest, StatesOfAnotherFormatAreRefusedBeforeAnythingChan
   const TempDir dir;
   const auto job = StartStateJob(FormOf("adamw_split"), {});
   TrainSteps(*job, 0, 1);
-  Save(*job, 1, dir, "c");
+  SaveState(*job, 1, dir, "c");
   const auto other = StartStateJob(FormOf("adamw_bf16_states"), {});
   const std::string before = other->StateBytes();
-  const std::string error = Restore(*other, 1, dir, "c");
+  const std::string error = RestoreState(*other, 1, dir, "c");
   EXPECT_NE(error.find("as float32, this job holds it as bfloat16"), std::string::npos) << error;
   EXPECT_NE(error.find("load the parameters alone"), std::string::npos) << error;
   EXPECT_TRUE(other->StateBytes() == before);
-  EXPECT_EQ(Restore(*other, 1, dir, "c", /*parameters_only=*/true), "");
+  EXPECT_EQ(RestoreState(*other, 1, dir, "c", /*parameters_only=*/true), "");
   EXPECT_EQ(other->Parameter(6), job->Parameter(6));
 }
 

@@ -94,6 +94,10 @@ LocalJobOptions StateOptions(const StateForm& form, const StateVariant& v) {
   options.config.set_sub_group_elements(v.workers * 512);
   options.config.set_gradient_clipping(0.5);
   if (v.copy || v.islands) options.config.set_window(WINDOW_COPY);
+  if (!v.nvme_paths.empty()) {
+    UseNvme(options.config, v.ratio, v.parameters);
+    options.nvme_paths = v.nvme_paths;
+  }
   options.islands = v.islands;
   options.workers = v.workers;
   options.lanes = v.lanes;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "tests/fakes/local_job.h"
@@ -27,6 +28,10 @@ struct StateVariant {
   bool copy = false;
   bool islands = false;
   uint64_t seed = 7;  // of stochastic rounding
+  // The NVMe tier: where its files lie, how much of the states is there, and whether parameters.
+  std::vector<std::string> nvme_paths = {};
+  double ratio = 1;
+  bool parameters = false;
 };
 
 inline constexpr uint32_t kStateRanks = 2;

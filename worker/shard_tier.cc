@@ -1,0 +1,254 @@
+// The parts of a shard that know of the NVMe tier.
+#include <algorithm>
+#include <cstring>
+
+#include "base/fault_point.h"
+#include "base/status.h"
+#include "storage/shard_format.h"
+#include "worker/shard.h"
+#include "worker/unit_update.h"
+
+namespace zeroshard {
+namespace {
+
+// Chunks of a run: so much memory is taken at a time. As many as a record of a checkpoint has.
+constexpr uint64_t kRunChunks = kMaxRecordGrains * kGrainElements / kMaxChunkElements;
+
+GrainRange Intersect(GrainRange a, GrainRange b) {
+  const uint64_t begin = std::max(a.begin, b.begin);
+  return {begin, std::max(begin, std::min(a.end, b.end))};
+}
+
+GrainRange GrainsOf(const NvmeImage& image) {
+  return {image.begin / kGrainElements, (image.begin + image.elements) / kGrainElements};
+}
+
+// Non-temporal stores of a lane, before another thread reads them.
+void StoreFence() {
+#if defined(__SSE2__)
+  __builtin_ia32_sfence();
+#endif
+}
+
+// Where a part of an array goes in what its part `grains` is copied to.
+std::span<std::byte> PartOf(std::span<std::byte> out, const StateArray& array, GrainRange grains,
+                            GrainRange part) {
+  const uint64_t bytes = array.type.grain_bytes();
+  const GrainRange whole = Intersect(array.grains, grains);
+  return out.subspan((part.begin - whole.begin) * bytes, part.size() * bytes);
+}
+
+}  // namespace
+
+uint32_t Shard::ParameterImageHeld(uint32_t chunk) const {
+  if (tier_ == nullptr) return kNoImage;
+  const uint32_t image = tier_->plan().parameter_image_of(chunk);
+  return tier_->Holds(image) ? image : kNoImage;
+}
+
+absl::Status Shard::ApplyOnTier(const ApplyJob& job, std::span<const UnitUpdate> updates,
+                                std::span<const uint32_t> chunks) const {
+  std::vector<TierItem> items;
+  for (const uint32_t chunk : chunks) {
+    TierItem item{.write = ParameterImageHeld(chunk), .tag = chunk};
+    if (tier_->Holds(chunk)) {
+      item.read = chunk;
+      item.rewrite = true;
+    }
+    items.push_back(item);
+  }
+  ZS_RETURN_IF_ERROR(tier_->Open(job.attempt, job.step + 1));
+  return tier_->Run(items, [&](const TierItem& item, const TierBuffers& buffers) {
+    const uint32_t unit = memory_->plan().chunks()[item.tag].unit;
+    UpdateImage(updates[unit], item, buffers);
+    return absl::OkStatus();
+  });
+}
+
+// One chunk whose states are in an image, or whose parameters are.
+void Shard::UpdateImage(const UnitUpdate& update, const TierItem& item,
+                        const TierBuffers& buffers) const {
+  const ChunkPlan& chunk = memory_->plan().chunks()[item.tag];
+  const uint64_t end = chunk.begin + chunk.elements;
+  UnitState state = states_[chunk.unit];
+  if (item.read != kNoImage) {
+    ZS_FAULT_POINT("worker.tier.apply.chunk");
+    state = StateInImage(state, chunk, tier_->plan().shape(item.read), buffers.read);
+    UpdatePass pass = update.pass;
+    UpdateArrays arrays = state.arrays;
+    arrays.grad = pass.arrays.grad;
+    arrays.grad_dtype = pass.arrays.grad_dtype;
+    pass.arrays = arrays;
+    const PreparedUpdate silent(pass);
+    if (item.write == kNoImage) pass.arrays.out = memory_->parameters_at_rest(chunk.unit);
+    ApplyRange(silent, PreparedUpdate(pass), chunk.unit, chunk.begin, end);
+    StoreFence();
+  }
+  if (item.write != kNoImage) {
+    // Also those that no segment touches: each is its rounded master.
+    ConvertElements(state.arrays.param + chunk.begin, DType::kFloat32,
+                    buffers.write + tier_->plan().shape(item.write).offset(0),
+                    memory_->layout().units()[chunk.unit].dtype, chunk.elements);
+  }
+}
+
+std::vector<uint32_t> Shard::ParameterImages(uint32_t unit) const {
+  if (tier_ == nullptr) return {};
+  return tier_->ParameterImages(unit, 0, memory_->layout().units()[unit].elements());
+}
+
+absl::Status Shard::FillWindows(std::span<const uint32_t> units) const {
+  std::vector<TierItem> items;
+  for (const uint32_t unit : units) {
+    const std::vector<uint32_t> images = ParameterImages(unit);
+    if (std::none_of(images.begin(), images.end(), [&](uint32_t i) { return tier_->Holds(i); })) {
+      FillWindow(unit);
+      continue;
+    }
+    const uint64_t element_bytes = SizeOf(memory_->layout().units()[unit].dtype);
+    for (const uint32_t image : images) {
+      if (tier_->Holds(image)) {
+        items.push_back({.read = image});
+        continue;
+      }
+      const NvmeImage& part = tier_->plan().images()[image];
+      const uint64_t at = part.begin * element_bytes;
+      std::memcpy(memory_->unit_window(unit) + at, memory_->parameters_at_rest(unit) + at,
+                  part.elements * element_bytes);
+    }
+  }
+  if (items.empty()) return absl::OkStatus();
+  return tier_->Run(items, [&](const TierItem& item, const TierBuffers& buffers) {
+    const NvmeImage& part = tier_->plan().images()[item.read];
+    const uint64_t element_bytes = SizeOf(memory_->layout().units()[part.unit].dtype);
+    std::memcpy(memory_->unit_window(part.unit) + part.begin * element_bytes,
+                buffers.read + tier_->plan().shape(item.read).offset(0),
+                part.elements * element_bytes);
+    return absl::OkStatus();
+  });
+}
+
+absl::Status Shard::ReadParameters(uint32_t unit, std::span<std::byte> out) const {
+  std::vector<StateArray> arrays = StateArrays(unit, Extent::kShard);
+  std::erase_if(arrays, [](const StateArray& array) { return array.kind != kKindParameter; });
+  std::vector<std::vector<std::byte>> outs(arrays.size());
+  for (const StateArray& array : arrays) {
+    ZS_RETURN_IF_ERROR(ReadArrays(unit, arrays, array.grains, outs));
+    std::copy(outs[0].begin(), outs[0].end(), out.begin());
+  }
+  return absl::OkStatus();
+}
+
+bool Shard::OnTier(uint32_t unit) const {
+  if (tier_ == nullptr) return false;
+  const std::vector<uint32_t> images = ImagesOf(unit, {0, memory_->layout().units()[unit].grains});
+  return std::any_of(images.begin(), images.end(),
+                     [&](uint32_t image) { return tier_->Holds(image); });
+}
+
+std::vector<uint32_t> Shard::ImagesOf(uint32_t unit, GrainRange run) const {
+  const uint64_t end = run.end * kGrainElements;
+  std::vector<uint32_t> images = tier_->StateImages(unit, run.first_element(), end);
+  const std::vector<uint32_t> parameters = tier_->ParameterImages(unit, run.first_element(), end);
+  images.insert(images.end(), parameters.begin(), parameters.end());
+  return images;
+}
+
+std::vector<GrainRange> Shard::Runs(uint32_t unit, GrainRange grains) const {
+  std::vector<GrainRange> runs;
+  if (tier_ == nullptr) {
+    runs.push_back(grains);
+    return runs;
+  }
+  const UnitPlan& plan = memory_->plan().unit(unit);
+  const GrainRange held = plan.has_optimizer ? plan.slice : plan.shard;
+  const uint64_t run_grains = kRunChunks * memory_->plan().chunk_elements() / kGrainElements;
+  for (uint64_t begin = grains.begin; begin < grains.end;) {
+    uint64_t end = grains.end;
+    if (begin < held.begin) {
+      end = std::min(end, held.begin);
+    } else if (begin < held.end) {
+      const uint64_t done = (begin - held.begin) / run_grains;
+      end = std::min({end, held.end, held.begin + (done + 1) * run_grains});
+    }
+    runs.push_back({begin, end});
+    begin = end;
+  }
+  return runs;
+}
+
+absl::Status Shard::OpenRun(uint32_t unit, GrainRange run, OldContents old) const {
+  if (tier_ == nullptr) return absl::OkStatus();
+  const std::vector<uint32_t> images = ImagesOf(unit, run);
+  return old == OldContents::kKept ? tier_->Promote(images) : tier_->Discard(images);
+}
+
+absl::Status Shard::SettleRun(uint32_t unit, GrainRange run) const {
+  MarkPut(unit, run);
+  if (tier_ == nullptr) return absl::OkStatus();
+  std::vector<uint32_t> images = ImagesOf(unit, run);
+  std::erase_if(images, [&](uint32_t image) {
+    return !tier_->AtHome(image) || !IsPut(unit, GrainsOf(tier_->plan().images()[image]));
+  });
+  return tier_->Demote(images);
+}
+
+absl::Status Shard::ReadArrays(uint32_t unit, std::span<const StateArray> arrays, GrainRange grains,
+                               std::span<std::vector<std::byte>> outs) const {
+  // The parts of the arrays in `state` that are in `part`: of parameters, or of all others.
+  const auto read = [&](const UnitState& state, std::span<const StateArray> sources,
+                        bool parameters, GrainRange part) {
+    for (size_t i = 0; i < arrays.size(); ++i) {
+      if ((arrays[i].kind == kKindParameter) != parameters) continue;
+      const GrainRange wanted = Intersect(Intersect(arrays[i].grains, grains), part);
+      const auto source =
+          std::find_if(sources.begin(), sources.end(),
+                       [&](const StateArray& array) { return array.kind == arrays[i].kind; });
+      if (wanted.size() == 0 || source == sources.end()) continue;
+      ReadStateArray(memory_->layout(), unit, state, *source, wanted,
+                     PartOf(outs[i], arrays[i], grains, wanted));
+    }
+  };
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    outs[i].resize(Intersect(arrays[i].grains, grains).size() * arrays[i].type.grain_bytes());
+  }
+  if (!OnTier(unit)) {
+    read(states_[unit], arrays, false, grains);
+    read(states_[unit], arrays, true, grains);
+    return absl::OkStatus();
+  }
+  std::vector<TierItem> items;
+  const uint64_t end = grains.end * kGrainElements;
+  for (const uint32_t image : ImagesOf(unit, grains)) {
+    const NvmeImage& described = tier_->plan().images()[image];
+    if (tier_->Holds(image)) {
+      items.push_back({.read = image});
+    } else {
+      read(states_[unit], arrays, described.parameters, GrainsOf(described));
+    }
+  }
+  if (tier_->ParameterImages(unit, grains.first_element(), end).empty()) {
+    read(states_[unit], arrays, true, grains);
+  }
+  const auto& slots = memory_->config().state_slots();
+  const std::vector<std::string> names(slots.begin(), slots.end());
+  return tier_->Run(items, [&](const TierItem& item, const TierBuffers& buffers) {
+    const NvmeImage& image = tier_->plan().images()[item.read];
+    const ChunkShape& shape = tier_->plan().shape(item.read);
+    std::vector<StateArray> sources;
+    UnitState state = states_[unit];
+    if (image.parameters) {
+      sources.push_back({std::string(kKindParameter),
+                         memory_->layout().units()[unit].dtype,
+                         GrainsOf(image),
+                         {buffers.read + shape.offset(0), shape.arrays()[0].bytes}});
+    } else {
+      state = StateInImage(state, memory_->plan().chunks()[item.read], shape, buffers.read);
+      AppendStateArrays(state, names, /*master=*/true, GrainsOf(image), sources);
+    }
+    read(state, sources, image.parameters, GrainsOf(image));
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace zeroshard

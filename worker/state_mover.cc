@@ -1,0 +1,110 @@
+#include "worker/state_mover.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
+#include "base/log.h"
+#include "base/status.h"
+
+namespace zeroshard {
+namespace {
+
+// A step that comes meanwhile waits so long.
+constexpr absl::Duration kLongSlice = absl::Milliseconds(10);
+constexpr uint32_t kMaxSlice = 16;
+constexpr absl::Duration kRestAfterError = absl::Seconds(10);
+
+}  // namespace
+
+void StateMover::OnCommand(const internal::v1::MoveStates& command) {
+  const NvmeTarget target =
+      command.to() == model::v1::TIER_NVME ? NvmeTarget::kNvme : NvmeTarget::kHost;
+  std::vector<bool> chosen(context_.layout().units().size(), command.units().empty());
+  for (const uint32_t unit : command.units()) {
+    if (unit < chosen.size()) chosen[unit] = true;
+  }
+  for (uint32_t image = 0; image < tier_.plan().chunks(); ++image) {
+    const NvmeImage& described = tier_.plan().images()[image];
+    if (described.elements > 0 && chosen[described.unit]) tier_.SetTarget(image, target);
+  }
+  bytes_per_second_ = command.bytes_per_second();
+  next_ = context_.now();
+  pending_ = true;
+  LogInfo(absl::StrCat("states are moved to=", model::v1::Tier_Name(command.to()),
+                       " bytes=", LeftBytes(), " bytes_per_second=", bytes_per_second_));
+}
+
+bool StateMover::IsMisplaced(uint32_t image) const {
+  const NvmeImage& described = tier_.plan().images()[image];
+  return described.elements > 0 && tier_.Holds(image) != tier_.AtHome(image) &&
+         shard_.IsPut(described.unit, {described.begin / kGrainElements,
+                                       (described.begin + described.elements) / kGrainElements});
+}
+
+uint64_t StateMover::LeftBytes() const {
+  uint64_t bytes = 0;
+  if (!pending_) return bytes;
+  for (uint32_t image = 0; image < tier_.plan().images().size(); ++image) {
+    if (IsMisplaced(image)) bytes += tier_.BytesOf(image);
+  }
+  return bytes;
+}
+
+std::vector<uint32_t> StateMover::NextSlice() {
+  const auto images = static_cast<uint32_t>(tier_.plan().images().size());
+  // Of a bounded rate a tenth of a second's share.
+  const uint64_t enough = bytes_per_second_ == 0 ? ~uint64_t{0} : bytes_per_second_ / 10;
+  uint64_t bytes = 0;
+  std::vector<uint32_t> slice;
+  for (uint32_t looked = 0; looked < images && slice.size() < slice_ && bytes <= enough; ++looked) {
+    cursor_ = cursor_ < images ? cursor_ : 0;
+    if (IsMisplaced(cursor_)) {
+      slice.push_back(cursor_);
+      bytes += tier_.BytesOf(cursor_);
+    }
+    ++cursor_;
+  }
+  return slice;
+}
+
+absl::Status StateMover::Move(const std::vector<uint32_t>& images) {
+  std::vector<uint32_t> to_host;
+  std::vector<uint32_t> to_nvme;
+  for (const uint32_t image : images) (tier_.Holds(image) ? to_host : to_nvme).push_back(image);
+  ZS_RETURN_IF_ERROR(tier_.Promote(to_host));
+  return tier_.Demote(to_nvme);
+}
+
+void StateMover::Advance() {
+  const absl::Duration start = context_.now();
+  if (!pending_ || start < next_) return;
+  const std::vector<uint32_t> slice = NextSlice();
+  if (slice.empty()) {
+    pending_ = false;
+    LogInfo("all states are where they shall rest");
+    return;
+  }
+  ZS_FAULT_POINT("worker.tier.move");
+  const absl::Status status = Move(slice);
+  const absl::Duration took = context_.now() - start;
+  if (!status.ok()) {
+    LogWarn(absl::StrCat("states are not moved error=\"", status.message(), "\""));
+    next_ = context_.now() + kRestAfterError;
+    return;
+  }
+  uint64_t bytes = 0;
+  for (const uint32_t image : slice) bytes += tier_.BytesOf(image);
+  if (took > kLongSlice) slice_ = std::max(1u, slice_ / 2);
+  if (took < kLongSlice / 2) slice_ = std::min(kMaxSlice, slice_ * 2);
+  // Half of the time is left for the job.
+  absl::Duration pause = took;
+  if (bytes_per_second_ > 0) {
+    const absl::Duration share =
+        absl::Seconds(static_cast<double>(bytes) / static_cast<double>(bytes_per_second_));
+    pause = std::max(pause, share - took);
+  }
+  next_ = context_.now() + pause;
+}
+
+}  // namespace zeroshard
