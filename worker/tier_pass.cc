@@ -38,7 +38,7 @@ absl::Status TierPass::Run() {
     if (error_.ok()) Admit();
     if (next_ == items_.size() && free_entries_.size() == entries_.size()) break;
     Wait();
-    if (error_.ok()) Compute();
+    Compute();
     if (!error_.ok()) {
       next_ = items_.size();
       DropIdle();
@@ -116,8 +116,13 @@ void TierPass::StartRead(Entry& entry) {
   mover_.Start(&entry.read);
 }
 
+bool TierPass::MayCompute() const {
+  return error_.ok() && !ready_.empty() && (options_.config.pipeline_write() || writing_ == 0) &&
+         (options_.config.pipeline_read() || reading_ == 0);
+}
+
 bool TierPass::Compute() {
-  if (!options_.config.pipeline_write() && writing_ > 0) return false;
+  if (!MayCompute()) return false;
   const std::vector<Entry*> batch = NextBatch();
   if (batch.empty()) return false;
   if (options_.pool == nullptr) {
@@ -234,9 +239,7 @@ void TierPass::StartWrites(Entry& entry) {
 }
 
 void TierPass::Wait() {
-  const bool may_compute =
-      !ready_.empty() && (options_.config.pipeline_write() || writing_ == 0) && error_.ok();
-  if (may_compute && !blocked_since_.has_value()) {
+  if (MayCompute() && !blocked_since_.has_value()) {
     for (TierMove* move : mover_.Turn(absl::ZeroDuration())) OnEnded(move);
     return;
   }

@@ -78,6 +78,7 @@ class TierPass {
   void StartRead(Entry& entry);
   void TakeBuffer(Entry& entry, std::byte*& memory);
 
+  bool MayCompute() const;
   // Runs a batch of entries on the lanes; false when none is ready.
   bool Compute();
   std::vector<Entry*> NextBatch();

@@ -61,6 +61,33 @@ TEST_P(ExtentFileDirTest, AFileHasAllItsSpaceWrittenBeforeItHasItsName) {
   EXPECT_EQ(ExtentFile::Create(path_, kIdentity).code(), absl::StatusCode::kAlreadyExists);
 }
 
+TEST_P(ExtentFileDirTest, CreatingShowsProgressAndWhatItLeftIsRemoved) {
+  int calls = 0;
+  ASSERT_TRUE(ExtentFile::Create(path_, kIdentity, [&calls] { ++calls; }).ok());
+  EXPECT_EQ(calls, 2) << "a piece of 4 MiB and the rest";
+  std::filesystem::copy_file(dir_.Own(kName),
+                             dir_.Own(std::string(".tmp-") + kName + "-0123456789abcdef"));
+  std::filesystem::copy_file(dir_.Own(kName), dir_.Own("other"));
+  {
+    const ExtentFile file = Adopt(path_, 1);
+    const absl::Status used = ExtentFile::RemoveUnused(path_, kIdentity);
+    EXPECT_EQ(used.code(), absl::StatusCode::kFailedPrecondition) << used;
+  }
+  EXPECT_TRUE(ExtentFile::RemoveUnused(path_, kIdentity).ok());
+  EXPECT_EQ(dir_.OwnCount(), 1u);
+  EXPECT_TRUE(ExtentFile::RemoveUnused(path_, kIdentity).ok()) << "nothing is there";
+  EXPECT_TRUE(ExtentFile::Create(path_, kIdentity).ok());
+}
+
+TEST_P(ExtentFileDirTest, AnAbandonedFileIsFreeAndNotDrained) {
+  ASSERT_TRUE(ExtentFile::Create(path_, kIdentity).ok());
+  ExtentFile first = Adopt(path_, 1);
+  const UniqueFd held(first.fd());  // ends with the test
+  std::move(first).Abandon();
+  const ExtentFile second = Adopt(path_, 2);
+  EXPECT_FALSE(*second.Drained());
+}
+
 TEST_P(ExtentFileDirTest, WhatIsWrittenIsThereForTheSuccessor) {
   ASSERT_TRUE(ExtentFile::Create(path_, kIdentity).ok());
   const DirectBuffer out(8192);

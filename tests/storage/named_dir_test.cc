@@ -114,6 +114,19 @@ TEST(NamedDirTest, LeftoversAreCollectedAndNothingElse) {
   EXPECT_EQ(dir.Count(), 2u);
 }
 
+TEST(NamedDirTest, LeftoversOfOneNameAreCollectedAndNothingElse) {
+  TempDir dir;
+  dir.Write("job.w1", "x");
+  dir.Write(".tmp-job.w1-0123456789abcdef", "x");
+  dir.Write(".tmp-job.w1-fedcba9876543210", "x");
+  dir.Write(".tmp-job.w10-0123456789abcdef", "x");
+  dir.Write(".tmp-job.w1-a-0123456789abcdef", "x");
+  const auto removed = RemoveTemporariesOf(dir.fd(), "job.w1");
+  ASSERT_TRUE(removed.ok()) << removed.status();
+  EXPECT_EQ(*removed, 2);
+  EXPECT_EQ(dir.Count(), 3u);
+}
+
 TEST(NamedDirTest, FilesAreReadAndWrittenWhole) {
   TempDir dir;
   auto fd = OpenBeneath(dir.fd(), "f", O_RDWR | O_CREAT);
