@@ -16,6 +16,8 @@ namespace {
 
 using namespace admin::v1;  // NOLINT(google-build-using-namespace): the messages of this API
 
+constexpr absl::Duration kDrivePatience = absl::Seconds(2);
+
 absl::StatusOr<ResolveConfigReply> Resolve(const ResolveConfigRequest& request) {
   const ClientValues client(request.overrides().begin(), request.overrides().end());
   ZS_ASSIGN_OR_RETURN(const DsConfig config, ParseDsConfig(request.ds_config(), client));
@@ -58,6 +60,15 @@ class AdminService final : public Admin::Service {
                          ListTiersReply* reply) override;
   grpc::Status RemoveJob(grpc::ServerContext*, const RemoveJobRequest* request,
                          RemoveJobReply* reply) override;
+  grpc::Status MoveStates(grpc::ServerContext*, const MoveStatesRequest* request,
+                          MoveStatesReply* reply) override {
+    return Decided(
+        [this, request]() -> absl::StatusOr<MoveStatesReply> {
+          ZS_ASSIGN_OR_RETURN(JobHost* const job, context_.table->Find(request->job()));
+          return job->MoveStates(*request);
+        },
+        reply);
+  }
   grpc::Status ResolveConfig(grpc::ServerContext*, const ResolveConfigRequest* request,
                              ResolveConfigReply* reply) override {
     return Answer(Resolve(*request), reply);
@@ -79,6 +90,8 @@ class AdminService final : public Admin::Service {
     if (!result.ok()) return ToGrpc(result.status());
     return Answer(*std::move(result), reply);
   }
+
+  void AddNvmeTiers(ListTiersReply& tiers) const;
 
   const ServiceContext context_;
 };
@@ -120,8 +133,24 @@ grpc::Status AdminService::GetJob(grpc::ServerContext*, const GetJobRequest* req
       reply);
 }
 
+void AdminService::AddNvmeTiers(ListTiersReply& tiers) const {
+  const uint64_t limit = context_.config->tiers.nvme_limit;
+  for (const NvmeStore::PathView& path : context_.nvme->Paths()) {
+    Tier& tier = *tiers.add_tiers();
+    tier.set_name("nvme " + path.path);
+    tier.set_capacity_bytes(path.space.capacity);
+    tier.set_used_bytes(path.promised);
+    const uint64_t room = path.space.free + path.space.occupied;
+    tier.set_free_bytes(room - std::min(room, path.promised));
+    tier.set_note(path.filesystem + ", " + path.backend +
+                  (path.direct ? "" : ", through the page cache") +
+                  (limit == 0 ? "" : ", nvme_limit of all paths " + HumanBytes(limit)));
+  }
+}
+
 grpc::Status AdminService::ListTiers(grpc::ServerContext*, const ListTiersRequest*,
                                      ListTiersReply* reply) {
+  context_.nvme->Refresh(kDrivePatience);  // on this thread: a drive may be slow
   return Decided(
       [this]() -> absl::StatusOr<ListTiersReply> {
         ZS_ASSIGN_OR_RETURN(const NodeMemory memory, ReadNodeMemory());
@@ -136,12 +165,17 @@ grpc::Status AdminService::ListTiers(grpc::ServerContext*, const ListTiersReques
         host.set_used_bytes(in_use.held);
         host.set_free_bytes(std::min(left, promised));
         host.set_note(limit == 0 ? "bounded by " + memory.source : "bounded by host_memory_limit");
+        AddNvmeTiers(tiers);
         for (const JobSummary& summary : context_.table->Summaries()) {
           ZS_ASSIGN_OR_RETURN(const JobHost* const job, context_.table->Find(summary.name()));
           admin::v1::TierJob& line = *tiers.add_jobs();
           line.set_name(summary.name());
           line.set_bytes(summary.bytes());
-          *line.mutable_config() = job->View().config();
+          const GetJobReply view = job->View();
+          *line.mutable_config() = view.config();
+          line.set_nvme_bytes(job->MemoryHeld() > 0 ? job->plan().nvme_total() : 0);
+          const auto states = view.counters().find("nvme_state_bytes");
+          if (states != view.counters().end()) line.set_nvme_state_bytes(states->second);
         }
         return tiers;
       },

@@ -68,12 +68,17 @@ JobSpec MakeSpec(const trainer::v1::AttachRequest& request, const DsConfig& conf
   return spec;
 }
 
+// A limit of the job's ds_config, else the daemon's; 0 for none.
+uint64_t LimitOf(int64_t own, uint64_t daemon) {
+  return own > 0 ? static_cast<uint64_t>(own) : daemon;
+}
+
 // What one job may take: as its ds_config says, else as the daemon does.
 absl::Status CheckJobLimits(const std::string& job, const JobPlan& plan, const ZeroShardConfig& own,
                             const TierConfig& daemon) {
   const auto check = [&](uint64_t need, int64_t own_limit, uint64_t daemon_limit, const char* what,
                          const char* key) -> absl::Status {
-    const uint64_t limit = own_limit > 0 ? static_cast<uint64_t>(own_limit) : daemon_limit;
+    const uint64_t limit = LimitOf(own_limit, daemon_limit);
     if (limit == 0 || need <= limit) return absl::OkStatus();
     return absl::ResourceExhaustedError(
         absl::StrCat("job '", job, "' needs ", HumanBytes(need), " (", need, " bytes) of ", what,
@@ -121,6 +126,7 @@ absl::StatusOr<PreparedAttach> PrepareAttach(const trainer::v1::AttachRequest& r
   }
   ZS_ASSIGN_OR_RETURN(JobPlan plan, PlanJob(input));
   ZS_RETURN_IF_ERROR(CheckJobLimits(request.job(), plan, input.config.zeroshard, config.tiers));
+  plan.host_limit = LimitOf(input.config.zeroshard.host_limit, config.tiers.job_host_limit);
   prepared.plan = std::make_shared<JobPlan>(std::move(plan));
   return prepared;
 }

@@ -55,8 +55,8 @@ JobHost::JobHost(const HostEnvironment& environment, const std::string& name,
                  std::shared_ptr<const JobSpec> spec, std::shared_ptr<const JobPlan> plan)
     : environment_(environment),
       loop_(*environment.loop),
-      plan_(std::move(plan)),
       job_id_(RandomId()),
+      plan_(std::move(plan)),
       watch_(WorkerWatch::BoundFor(environment.config->collective_timeout),
              plan_->placement.workers) {
   JobLimits limits;
@@ -186,17 +186,6 @@ void JobHost::ArmTimer() {
     timer_.reset();
     Feed(Tick{});
   });
-}
-
-absl::Status JobHost::ReserveNvme() {
-  if (plan_->nvme_paths.empty()) return absl::OkStatus();
-  if (environment_.nvme == nullptr || admission_ == nullptr) {
-    return absl::InternalError("nothing is known of the paths of the job's NVMe tier");
-  }
-  ZS_ASSIGN_OR_RETURN(
-      nvme_, environment_.nvme->Reserve(state_.name, job_id_, admission_, plan_->nvme_bytes));
-  admission_.reset();
-  return absl::OkStatus();
 }
 
 absl::Status JobHost::CreateEverything() {
@@ -400,6 +389,7 @@ void JobHost::Do(const EndJob&) {
   regions_.reset();
   nvme_.reset();  // files go when the last worker has been reaped
   if (environment_.metrics != nullptr) environment_.metrics->Remove(state_.name);
+  if (environment_.drives != nullptr) environment_.drives->Remove(state_.name);
 }
 
 void JobHost::Do(const RefuseRemove& action) { remove_refusal_ = action.status; }

@@ -19,61 +19,20 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/unique_fd.h"
 #include "proto/admin.pb.h"
 #include "proto/internal.pb.h"
-#include "proto/records.pb.h"
 #include "proto/trainer.pb.h"
-#include "server/cluster_client.h"
-#include "server/daemon_config.h"
-#include "server/event_loop.h"
 #include "server/event_queue.h"
+#include "server/host_environment.h"
 #include "server/job.h"
 #include "server/job_regions.h"
 #include "server/kv_store.h"
-#include "server/node_memory.h"
-#include "server/nvme_store.h"
 #include "server/planner.h"
+#include "server/tier_use.h"
 #include "server/worker_process.h"
 #include "server/worker_watch.h"
 
 namespace zeroshard {
-
-class JobMetrics;
-
-// The process at the other end of a connection.
-struct Peer {
-  int64_t pid = 0;
-  uint32_t uid = 0;
-  UniqueFd pidfd;
-};
-
-// One Attach call on its way through the decision thread.
-struct AttachCall {
-  uint64_t id = 0;
-  uint32_t rank = 0;
-  Peer peer;
-  std::shared_ptr<const JobSpec> spec;
-  std::shared_ptr<const JobPlan> plan;
-  std::shared_ptr<const NvmeAdmission> nvme;  // of the plan's paths; null without such
-  Instant deadline;
-  std::function<void(absl::StatusOr<trainer::v1::AttachReply>)> done;  // once
-};
-
-// What the table provides to its hosts. All pointers outlive the host.
-struct HostEnvironment {
-  EventLoop* loop = nullptr;
-  const DaemonConfig* config = nullptr;
-  JobMetrics* metrics = nullptr;
-  ClusterClient* cluster = nullptr;  // null where no cluster is configured
-  NvmeStore* nvme = nullptr;         // null where no job can have an NVMe tier
-  const NodeCores* cores = nullptr;  // null: workers run on all their lanes at all times
-  std::string worker_binary;
-  std::string descriptor_socket;
-  std::function<MemoryInUse()> memory_in_use;  // of the other jobs
-  std::function<void(WorkerProcess)> retire;   // waits for a worker that was told to stop
-  std::function<void(records::v1::JournalRecord)> journal;
-};
 
 class JobHost {
  public:
@@ -112,6 +71,10 @@ class JobHost {
   // Gives up waiting; the workers' late answers are dropped.
   void AbandonShards(const absl::Status& status);
 
+  // Moves states of this node's workers between tiers (job_host_tiers.cc).
+  absl::StatusOr<admin::v1::MoveStatesReply> MoveStates(
+      const admin::v1::MoveStatesRequest& request);
+
   void AddWatcher(std::shared_ptr<EventQueue> queue);
 
   // What other nodes say of a job that spans daemons; only node 0 hears it (job_host_cluster.cc).
@@ -146,6 +109,10 @@ class JobHost {
     uint64_t messages = 0;       // received
     uint32_t file_commands = 0;  // that the running incarnation has not answered
     std::string stuck;           // why the running incarnation is being killed
+    std::shared_ptr<const IoHolder> io;
+    TierHistory tier;
+    // Stats that the running incarnation has sent since it was last told to move states.
+    uint32_t stats_since_move = 0;
   };
   // Another node of this job, as node 0 knows it.
   struct Member {
@@ -178,7 +145,6 @@ class JobHost {
   void ForgetRank(uint32_t rank);
   void JournalRank(uint32_t rank, records::v1::RankChanged::State state);
   absl::Status CreateEverything();
-  absl::Status ReserveNvme();
   void SpawnWorkers();
 
   // Other nodes (job_host_cluster.cc). A job that spans daemons starts its workers when all have
@@ -196,11 +162,19 @@ class JobHost {
   void OnJoinReply(const absl::StatusOr<cluster::v1::JoinReply>& reply);
   void ForwardStore(uint32_t w, const internal::v1::StoreRequest& request, KvStore::Done done);
 
+  // Tiers (job_host_tiers.cc).
+  absl::Status ReserveNvme();
+  void DescribeTiers(internal::v1::WorkerStart& start) const;
+  absl::StatusOr<std::vector<uint32_t>> ChooseUnits(
+      const admin::v1::MoveStatesRequest& request) const;
+  void SendMoves(uint32_t w);
+  bool Moving() const;
+  std::string Bottleneck() const;
+
   // Workers (job_host_workers.cc), of this node and counted from 0.
   uint32_t Global(uint32_t w) const { return plan_->placement.first_worker() + w; }
   absl::Status Spawn(uint32_t w, uint32_t incarnation, bool recover);
   absl::Status SendStart(uint32_t w, bool recover);
-  void DescribeTiers(internal::v1::WorkerStart& start) const;
   void SendToWorker(uint32_t w, const internal::v1::ToWorker& message, int fd = -1);
   void SendToWorkers(const internal::v1::ToWorker& message);
   void OnLink(uint32_t w, uint32_t incarnation);
@@ -218,9 +192,10 @@ class JobHost {
   // Constant after construction.
   const HostEnvironment environment_;
   EventLoop& loop_;
-  const std::shared_ptr<const JobPlan> plan_;
   const uint64_t job_id_;
 
+  std::shared_ptr<const JobPlan> plan_;  // replaced when states are moved
+  uint64_t move_rate_ = 0;               // bytes a second of each worker; 0: no bound
   JobState state_;
   std::deque<JobInput> inputs_;
   bool feeding_ = false;

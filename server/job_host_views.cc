@@ -21,6 +21,18 @@ void AddCounters(const internal::v1::Stats& stats, Counters& counters) {
   counters["window_bytes"] += stats.window_bytes();
 }
 
+void AddTierCounters(const internal::v1::Stats& stats, Counters& counters) {
+  for (const internal::v1::NvmePathStats& path : stats.nvme_paths()) {
+    counters["nvme_read_bytes"] += path.read_bytes();
+    counters["nvme_written_bytes"] += path.written_bytes();
+  }
+  counters["nvme_retries"] += stats.nvme_retries();
+  counters["nvme_damaged_images"] += stats.nvme_damaged_images();
+  counters["nvme_failed_slots"] += stats.nvme_failed_slots();
+  counters["nvme_state_bytes"] += stats.nvme_state_bytes();
+  counters["move_left_bytes"] += stats.move_left_bytes();
+}
+
 // What one worker holds by itself, for its line in the view.
 uint64_t WorkerBytes(const JobPlan& plan, uint32_t w) {
   const std::string holder = absl::StrCat("worker ", w);
@@ -92,6 +104,9 @@ admin::v1::GetJobReply JobHost::View() const {
     worker.set_bytes(WorkerBytes(*plan_, Global(w)));
     AddCounters(workers_[w].before, *view.mutable_counters());
     AddCounters(workers_[w].stats, *view.mutable_counters());
+    if (plan_->nvme_paths.empty()) continue;
+    AddTierCounters(workers_[w].before, *view.mutable_counters());
+    AddTierCounters(workers_[w].stats, *view.mutable_counters());
   }
   for (const model::v1::LedgerLine& line : plan_->ledger) *view.add_ledger() = line;
   for (const ResolvedValue& value : plan_->values) {
@@ -109,6 +124,8 @@ admin::v1::GetJobReply JobHost::View() const {
     view.set_loss_scale(numbers.loss_scale);
     view.set_grad_norm(numbers.grad_norm);
   }
+  view.set_moving(Moving());
+  if (const std::string bottleneck = Bottleneck(); !bottleneck.empty()) view.add_notes(bottleneck);
   return view;
 }
 

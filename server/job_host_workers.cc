@@ -41,6 +41,15 @@ void SumCounters(internal::v1::Stats& sum, const internal::v1::Stats& more) {
   sum.set_copied_bytes(sum.copied_bytes() + more.copied_bytes());
   sum.set_prefetch_hits(sum.prefetch_hits() + more.prefetch_hits());
   sum.set_prefetch_misses(sum.prefetch_misses() + more.prefetch_misses());
+  sum.set_nvme_retries(sum.nvme_retries() + more.nvme_retries());
+  sum.set_nvme_damaged_images(sum.nvme_damaged_images() + more.nvme_damaged_images());
+  sum.set_nvme_failed_slots(sum.nvme_failed_slots() + more.nvme_failed_slots());
+  for (int p = 0; p < more.nvme_paths_size(); ++p) {
+    internal::v1::NvmePathStats& path =
+        p < sum.nvme_paths_size() ? *sum.mutable_nvme_paths(p) : *sum.add_nvme_paths();
+    path.set_read_bytes(path.read_bytes() + more.nvme_paths(p).read_bytes());
+    path.set_written_bytes(path.written_bytes() + more.nvme_paths(p).written_bytes());
+  }
 }
 
 }  // namespace
@@ -57,8 +66,13 @@ absl::Status JobHost::Spawn(uint32_t w, uint32_t incarnation, bool recover) {
   }
   ZS_ASSIGN_OR_RETURN(WorkerProcess process, SpawnWorker(command));
   process.cores = std::move(cores);
-  process.room = nvme_;
   Worker& worker = workers_[w];
+  if (environment_.io != nullptr && nvme_ != nullptr && worker.io == nullptr) {
+    ZS_ASSIGN_OR_RETURN(worker.io, environment_.io->Add(state_.name, Global(w)));
+  }
+  process.room = std::make_shared<
+      std::pair<std::shared_ptr<const NvmeLease>, std::shared_ptr<const IoHolder>>>(nvme_,
+                                                                                    worker.io);
   worker.process.emplace(std::move(process));
   worker.fatal = absl::OkStatus();
   ZS_RETURN_IF_ERROR(
@@ -95,6 +109,10 @@ absl::Status JobHost::SendStart(uint32_t w, bool recover) {
     view.regions.push_back(environment_.cores->Describe(cores));
     view.fds.push_back(environment_.cores->descriptor());
   }
+  if (const auto& io = workers_[w].io; io != nullptr) {
+    view.regions.push_back(environment_.io->Describe(*io));
+    view.fds.push_back(environment_.io->descriptor());
+  }
   for (const auto& region : view.regions) *start.add_regions() = region;
   start.set_lanes(plan_->lanes);
   start.set_recover(recover);
@@ -117,20 +135,6 @@ absl::Status JobHost::SendStart(uint32_t w, bool recover) {
         SendLinkMessage(link, AttachedMessage(r).SerializeAsString(), {}, kSendTimeout));
   }
   return absl::OkStatus();
-}
-
-void JobHost::DescribeTiers(internal::v1::WorkerStart& start) const {
-  const TierConfig& tiers = environment_.config->tiers;
-  start.set_huge_pages(tiers.huge_pages);
-  start.set_require_pinned(tiers.require_pinned);
-  for (const NvmePathConfig& path : plan_->nvme_paths) {
-    internal::v1::NvmePath& out = *start.add_nvme_paths();
-    out.set_path(path.path);
-    out.set_weight(path.weight);
-    out.set_allow_network_path(path.allow_network_path);
-  }
-  if (nvme_ != nullptr) start.set_io_backend(std::string(NameOf(nvme_->backend())));
-  start.set_io_timeout_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(tiers.io_timeout)));
 }
 
 ToWorker JobHost::AttachedMessage(uint32_t rank) const {
@@ -196,6 +200,7 @@ void JobHost::OnWorkerMessage(uint32_t w, uint32_t incarnation, const FromWorker
         LogInfo(absl::StrCat("job ", state_.name, ": worker ", Global(w),
                              " recovered: ", message.ready().recovery()));
       }
+      SendMoves(w);
       return Feed(WorkerReady{w, incarnation});
     case FromWorker::kShardDone:
       return OnShardDone(w, message.shard_done());
@@ -243,6 +248,8 @@ void JobHost::OnStats(uint32_t w, const internal::v1::Stats& stats) {
     environment_.metrics->AddStats(state_.name, Global(w), worker.stats, stats);
   }
   worker.stats = stats;
+  worker.tier.Add(stats, loop_.Now());
+  ++worker.stats_since_move;
   if (regions_ && regions_->board().numbers().step > last_step_) {
     last_step_ = regions_->board().numbers().step;
     Do(EmitEvent{"step", absl::StrCat("step ", last_step_, " is committed")});
@@ -259,7 +266,9 @@ void JobHost::OnWorkerExit(uint32_t w, uint32_t incarnation) {
   if (!worker.process) return;  // its last words ended the job
   loop_.Unwatch(worker.process->pidfd.get());
   worker.process.reset();
+  if (worker.io != nullptr) worker.io->Release();
   worker.file_commands = 0;
+  worker.stats_since_move = 0;
   const std::string stuck = std::exchange(worker.stuck, "");
   const std::string how = stuck.empty() ? *reason : absl::StrCat(stuck, ", ", *reason);
   SumCounters(worker.before, worker.stats);

@@ -61,6 +61,24 @@ const std::vector<MetricDescription>& AllMetrics() {
        "Bytes written to the drives behind the path over their life, by anyone"},
       {"zeroshard_state_bytes", kGauge, "job, tier, holder, state",
        "Bytes of one kind of state at one holder (worker, rank or node)"},
+      {"zeroshard_nvme_path_info", kGauge, "path, filesystem, backend, direct",
+       "1 for each path of the NVMe tier: how it is used"},
+      {"zeroshard_tier_pass_seconds_total", kCounter, "job, worker",
+       "Time of passes over states on the NVMe tier"},
+      {"zeroshard_tier_wait_seconds_total", kCounter, "job, worker",
+       "Time of them in which nothing could be computed because transfers were awaited"},
+      {"zeroshard_tier_compute_seconds_total", kCounter, "job, worker",
+       "Time that the worker's lanes computed in them"},
+      {"zeroshard_tier_retries_total", kCounter, "job, worker",
+       "Transfers that failed and were tried again"},
+      {"zeroshard_tier_damaged_images_total", kCounter, "job, worker",
+       "Chunk images that were read and were not what had been written"},
+      {"zeroshard_tier_failed_slots_total", kCounter, "job, worker",
+       "Slots that are not used any more because writes to them failed"},
+      {"zeroshard_tier_state_bytes", kGauge, "job, worker",
+       "Bytes of state that are on the NVMe tier now"},
+      {"zeroshard_tier_move_left_bytes", kGauge, "job, worker",
+       "Bytes of state that are still to be moved to the tier where they shall rest"},
       {"zeroshard_ranks_attached", kGauge, "job", "Ranks that are attached"},
       {"zeroshard_generation", kGauge, "job", "Generation of the job's membership"},
       {"zeroshard_rank_deaths_total", kCounter, "job", "Ranks that ended without detaching"},
@@ -166,9 +184,43 @@ void JobMetrics::SetLedger(const std::string& job, const JobPlan& plan) {
         {"job", job}, {"tier", line.tier()}, {"holder", line.holder()}, {"state", line.state()}}] +=
         line.bytes();
   }
+  std::set<MetricLabels>& known = ledgers_[job];
+  // What was moved away is 0.
+  for (const MetricLabels& labels : known) sums.emplace(labels, 0);
   for (const auto& [labels, bytes] : sums) {
     Set("zeroshard_state_bytes", labels, static_cast<double>(bytes));
+    known.insert(labels);
   }
+}
+
+void JobMetrics::SetNvme(const std::vector<NvmeStore::PathView>& paths, uint64_t limit) {
+  std::map<uint64_t, NvmeSpace> devices;
+  uint64_t promised = 0;
+  for (const NvmeStore::PathView& path : paths) {
+    devices[path.space.device] = path.space;
+    promised += path.promised;
+    Set("zeroshard_nvme_path_info",
+        {{"path", path.path},
+         {"filesystem", path.filesystem},
+         {"backend", path.backend},
+         {"direct", path.direct ? "yes" : "no"}},
+        1);
+  }
+  if (paths.empty()) return;
+  uint64_t capacity = 0;
+  uint64_t room = 0;  // free, and used by jobs
+  for (const auto& [device, space] : devices) {
+    capacity += space.capacity;
+    room += space.free + space.occupied;
+  }
+  if (limit > 0) {
+    capacity = std::min(capacity, limit);
+    room = std::min(room, limit);
+  }
+  const MetricLabels nvme = {{"tier", "nvme"}};
+  Set("zeroshard_tier_capacity_bytes", nvme, static_cast<double>(capacity));
+  Set("zeroshard_tier_used_bytes", nvme, static_cast<double>(promised));
+  Set("zeroshard_tier_free_bytes", nvme, static_cast<double>(room - std::min(room, promised)));
 }
 
 void JobMetrics::SetRanks(const std::string& job, uint32_t attached, uint64_t generation) {
@@ -210,6 +262,7 @@ void JobMetrics::AddStats(const std::string& job, uint32_t worker,
   Observe("zeroshard_scatter_seconds", labels, before.scatter_us(), now.scatter_us());
   Observe("zeroshard_step_seconds", labels, before.step_us(), now.step_us());
   Observe("zeroshard_wait_seconds", labels, before.wait_us(), now.wait_us());
+  if (now.nvme_paths_size() > 0) AddTierStats(labels, before, now);
   if (worker != 0) return;  // the job's own numbers are the same on every worker
   const MetricLabels of_job = {{"job", job}};
   Set("zeroshard_step", of_job, static_cast<double>(now.step()));
@@ -219,12 +272,35 @@ void JobMetrics::AddStats(const std::string& job, uint32_t worker,
   Set("zeroshard_grad_norm", of_job, now.grad_norm());
 }
 
+void JobMetrics::AddTierStats(const MetricLabels& labels, const internal::v1::Stats& before,
+                              const internal::v1::Stats& now) {
+  auto grow = [&](const char* name, uint64_t after, uint64_t old, double unit = 1) {
+    Grow(name, labels, Difference(after, old) * unit);
+  };
+  constexpr double kMicrosecond = 1e-6;
+  grow("zeroshard_tier_pass_seconds_total", now.nvme_pass_us(), before.nvme_pass_us(),
+       kMicrosecond);
+  grow("zeroshard_tier_wait_seconds_total", now.nvme_wait_us(), before.nvme_wait_us(),
+       kMicrosecond);
+  grow("zeroshard_tier_compute_seconds_total", now.nvme_compute_us(), before.nvme_compute_us(),
+       kMicrosecond);
+  grow("zeroshard_tier_retries_total", now.nvme_retries(), before.nvme_retries());
+  grow("zeroshard_tier_damaged_images_total", now.nvme_damaged_images(),
+       before.nvme_damaged_images());
+  grow("zeroshard_tier_failed_slots_total", now.nvme_failed_slots(), before.nvme_failed_slots());
+  Set("zeroshard_tier_state_bytes", labels, static_cast<double>(now.nvme_state_bytes()));
+  Set("zeroshard_tier_move_left_bytes", labels, static_cast<double>(now.move_left_bytes()));
+}
+
 void JobMetrics::CountCheckpoint(const std::string& job, const std::string& kind, uint64_t bytes) {
   Grow("zeroshard_checkpoints_total", {{"job", job}, {"kind", kind}}, 1);
   Grow("zeroshard_checkpoint_bytes_total", {{"job", job}, {"kind", kind}},
        static_cast<double>(bytes));
 }
 
-void JobMetrics::Remove(const std::string& job) { table_->RemoveSeries("job", job); }
+void JobMetrics::Remove(const std::string& job) {
+  table_->RemoveSeries("job", job);
+  ledgers_.erase(job);
+}
 
 }  // namespace zeroshard

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "device/cpu/core_budget.h"
 #include "proto/internal.pb.h"
 #include "server/node_memory.h"
+#include "server/nvme_store.h"
 #include "server/planner.h"
 
 namespace zeroshard {
@@ -36,6 +38,9 @@ class JobMetrics {
   void SetNode(const NodeMemory& memory, uint64_t limit, uint64_t held);
   void SetJobs(const std::map<std::string, int>& by_state);
   void SetCores(const CoreBudget& budget);
+
+  // The NVMe tier: of all file systems that its paths lie on.
+  void SetNvme(const std::vector<NvmeStore::PathView>& paths, uint64_t limit);
 
   // A job: its ledger once it has memory, its members, its workers' counters as they grow.
   void SetLedger(const std::string& job, const JobPlan& plan);
@@ -61,7 +66,11 @@ class JobMetrics {
                const google::protobuf::RepeatedField<uint64_t>& before,
                const google::protobuf::RepeatedField<uint64_t>& now);
 
+  void AddTierStats(const MetricLabels& labels, const internal::v1::Stats& before,
+                    const internal::v1::Stats& now);
+
   const std::shared_ptr<MetricsTable> table_;
+  std::map<std::string, std::set<MetricLabels>> ledgers_;  // lines that are exported, by job
   std::map<std::string, const MetricDescription*> descriptions_;
   std::map<uint32_t, CoreBudget::Usage> cores_;  // as it was last exported, by NUMA node
 };

@@ -13,6 +13,8 @@ namespace {
 constexpr absl::Duration kStopGrace = absl::Seconds(5);
 constexpr absl::Duration kLeavingPoll = absl::Milliseconds(50);
 constexpr absl::Duration kMetricsPeriod = absl::Seconds(1);
+// Of those periods: how often the room on the NVMe tier's paths is looked at.
+constexpr uint32_t kLookEvery = 10;
 
 }  // namespace
 
@@ -147,7 +149,17 @@ void JobTable::StartMetrics() {
     if (auto node = ReadNodeMemory(); node.ok()) {
       environment_.metrics->SetNode(*node, environment_.config->host_memory_limit, InUse("").held);
     }
+    if (environment_.nvme != nullptr) {
+      if (++ticks_ % kLookEvery == 0) environment_.nvme->Refresh(absl::ZeroDuration());
+      environment_.metrics->SetNvme(environment_.nvme->Paths(),
+                                    environment_.config->tiers.nvme_limit);
+    }
     if (environment_.cores != nullptr) environment_.metrics->SetCores(environment_.cores->budget());
+  }
+  if (environment_.drives != nullptr) {
+    for (const DriveNote& note : environment_.drives->Update()) {
+      note.level == LogLevel::kInfo ? LogInfo(note.text) : LogWarn(note.text);
+    }
   }
   environment_.loop->At(environment_.loop->Now() + kMetricsPeriod, [this] { StartMetrics(); });
 }

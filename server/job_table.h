@@ -60,6 +60,7 @@ class JobTable {
   std::map<int, std::shared_ptr<WorkerProcess>> retired_;  // by pidfd
   std::function<void()> all_gone_;
   bool sweeping_ = false;
+  uint32_t ticks_ = 0;  // of the metrics
   std::atomic<uint32_t> count_{0};
 };
 

@@ -305,7 +305,7 @@ absl::StatusOr<std::vector<LedgerLine>> LedgerLines(const JobPlan& plan) {
 }
 
 uint64_t StagingBytes(const JobPlan& plan, const NvmePlan& nvme) {
-  return NvmePlan::StagingBuffers(plan.config.nvme(), plan.lanes) * nvme.max_image_bytes();
+  return nvme.StagingBuffers(plan.config.nvme(), plan.lanes) * nvme.max_image_bytes();
 }
 
 uint64_t WindowMemory(const Layout& layout, const model::v1::EngineConfig& config) {

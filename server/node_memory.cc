@@ -62,6 +62,21 @@ std::string SumByKind(const JobPlan& plan) {
   return absl::StrJoin(parts, " + ");
 }
 
+// What stands against a job that needs so much, `more` of which it does not use yet; "" for
+// nothing.
+std::string Against(uint64_t need, uint64_t more, const NodeMemory& node, uint64_t limit,
+                    const MemoryInUse& in_use) {
+  const uint64_t available = node.available - std::min(node.available, in_use.untouched);
+  if (limit > 0 && in_use.held + need > limit) {
+    return absl::StrCat("host_memory_limit is ", HumanBytes(limit), ", of which other jobs hold ",
+                        HumanBytes(in_use.held));
+  }
+  if (more <= available) return "";
+  return absl::StrCat("this node has ", HumanBytes(available), " left (", node.source, " ",
+                      HumanBytes(node.available), ", of which other jobs have yet to use ",
+                      HumanBytes(in_use.untouched), ")");
+}
+
 }  // namespace
 
 std::string HumanBytes(uint64_t bytes) {
@@ -98,21 +113,29 @@ absl::StatusOr<NodeMemory> ReadNodeMemory(const std::string& root) {
 absl::Status CheckMemory(const std::string& job, const JobPlan& plan, const NodeMemory& node,
                          uint64_t limit, const MemoryInUse& in_use) {
   const uint64_t need = plan.memory_bytes();
-  const uint64_t available = node.available - std::min(node.available, in_use.untouched);
-  std::string against;
-  if (limit > 0 && in_use.held + need > limit) {
-    against = absl::StrCat("host_memory_limit is ", HumanBytes(limit),
-                           ", of which other jobs hold ", HumanBytes(in_use.held));
-  } else if (need > available) {
-    against = absl::StrCat("this node has ", HumanBytes(available), " left (", node.source, " ",
-                           HumanBytes(node.available), ", of which other jobs have yet to use ",
-                           HumanBytes(in_use.untouched), ")");
-  } else {
-    return absl::OkStatus();
-  }
+  const std::string against = Against(need, need, node, limit, in_use);
+  if (against.empty()) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "job '", job, "' needs ", HumanBytes(need), " of host memory, but ", against, "; the sum is ",
       SumByKind(plan), ". Use a higher stage, fewer or smaller parameters, or more nodes"));
+}
+
+absl::Status CheckGrowth(const std::string& job, const MemoryGrowth& growth, const NodeMemory& node,
+                         uint64_t limit, const MemoryInUse& in_use) {
+  const uint64_t need = growth.next->memory_bytes();
+  const uint64_t own_limit = growth.next->host_limit;
+  if (need <= growth.plan->memory_bytes()) return absl::OkStatus();
+  const uint64_t more = need - std::min(need, growth.touched);
+  std::string against;
+  if (own_limit > 0 && need > own_limit) {
+    against = absl::StrCat("its host_limit is ", HumanBytes(own_limit));
+  } else {
+    against = Against(need, more, node, limit, in_use);
+  }
+  if (against.empty()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "job '", job, "' would need ", HumanBytes(need), " of host memory, ", HumanBytes(more),
+      " more than it uses, but ", against, ". Move fewer units, or end other jobs"));
 }
 
 }  // namespace zeroshard

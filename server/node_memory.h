@@ -34,6 +34,15 @@ struct MemoryInUse {
 absl::Status CheckMemory(const std::string& job, const JobPlan& plan, const NodeMemory& node,
                          uint64_t limit, const MemoryInUse& in_use);
 
+// The same for a job that runs, of which `touched` bytes are in use, and that is to become `next`.
+struct MemoryGrowth {
+  const JobPlan* plan = nullptr;
+  const JobPlan* next = nullptr;
+  uint64_t touched = 0;
+};
+absl::Status CheckGrowth(const std::string& job, const MemoryGrowth& growth, const NodeMemory& node,
+                         uint64_t limit, const MemoryInUse& in_use);
+
 // "1.50 GiB".
 std::string HumanBytes(uint64_t bytes);
 

@@ -150,8 +150,12 @@ absl::StatusOr<std::shared_ptr<const HeldNvmePath>> NvmeStore::State::Hold(NvmeP
   ZS_ASSIGN_OR_RETURN(made->lock, Lock(path, id));
   ZS_ASSIGN_OR_RETURN(made->choice,
                       ChooseIoBackend(options.backend, absl::StrCat(path.path, "/zeroshard")));
-  LogInfo(absl::StrCat("nvme_path ", path.path, " (", path.filesystem, ") uses ",
-                       std::string(NameOf(made->choice.backend)), ": ", made->choice.reason));
+  const std::string text =
+      absl::StrCat("nvme_path ", path.path, " (", path.filesystem, ") uses ",
+                   std::string(NameOf(made->choice.backend)), ": ", made->choice.reason);
+  const bool second_best =
+      options.backend == IoBackend::kAuto && made->choice.backend == IoBackend::kThreads;
+  second_best ? LogWarn(text) : LogInfo(text);
   made->path = std::move(path);
   absl::MutexLock locked(&mu);
   std::erase_if(held, [](const auto& one) { return one.second.expired(); });

@@ -119,7 +119,25 @@ uint64_t JobPlan::nvme_total() const {
 absl::StatusOr<NvmePlan> JobPlan::NvmePlanOf(const PartitionPlan& partition) const {
   std::vector<uint64_t> weights;
   for (const NvmePathConfig& path : nvme_paths) weights.push_back(path.weight);
-  return NvmePlan::Create(layout.front(), partition, config, weights);
+  ZS_ASSIGN_OR_RETURN(NvmePlan nvme, NvmePlan::Create(layout.front(), partition, config, weights));
+  for (const auto& [unit, tier] : moved) nvme.SetStateHome(unit, tier == model::v1::TIER_NVME);
+  return nvme;
+}
+
+absl::StatusOr<JobPlan> MovedPlan(const JobPlan& plan, model::v1::Tier to,
+                                  const std::vector<uint32_t>& units) {
+  JobPlan next = plan;
+  for (const uint32_t unit : units) next.moved[unit] = to;
+  for (RegionPlan& region : next.regions) {
+    if (region.kind != WorkerRegion::KIND_PARTITION) continue;
+    ZS_ASSIGN_OR_RETURN(
+        const PartitionPlan partition,
+        PartitionPlan::Create(next.layout.front(), next.config, region.index, next.lanes));
+    ZS_ASSIGN_OR_RETURN(const NvmePlan nvme, next.NvmePlanOf(partition));
+    region.memory = region.bytes - nvme.unbacked_bytes();
+  }
+  ZS_ASSIGN_OR_RETURN(next.ledger, LedgerLines(next));
+  return next;
 }
 
 absl::StatusOr<JobPlan> PlanJob(const PlanInput& input) {

@@ -11,6 +11,7 @@
 #define ZEROSHARD_SERVER_PLANNER_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,9 @@ struct JobPlan {
   std::vector<NvmePathConfig> nvme_paths;  // as the input; empty without an NVMe tier
   std::vector<uint64_t> nvme_bytes;        // of the files on each, of this node's workers
   uint64_t staging_bytes = 0;              // memory of this node's workers beside the regions
+  uint64_t host_limit = 0;                 // of memory_bytes(), also after moves; 0 for none
+  // Units whose states an operator has moved, and where to.
+  std::map<uint32_t, model::v1::Tier> moved;
   std::vector<model::v1::LedgerLine> ledger;
   std::vector<std::string> warnings;
   std::string scheduler;
@@ -84,6 +88,10 @@ struct JobPlan {
 // not hold, a trainable parameter without an optimizer, an in-place window over Gloo, an NVMe tier
 // without a path, and what Layout refuses.
 absl::StatusOr<JobPlan> PlanJob(const PlanInput& input);
+
+// `plan` once the states of `units` rest on `to`: memory and ledger are others.
+absl::StatusOr<JobPlan> MovedPlan(const JobPlan& plan, model::v1::Tier to,
+                                  const std::vector<uint32_t>& units);
 
 // The engine's part of a config, without a layout.
 absl::StatusOr<model::v1::EngineConfig> MakeEngineConfig(const PlanInput& input);

@@ -17,9 +17,11 @@
 #include "base/status.h"
 #include "server/cluster_client.h"
 #include "server/descriptor_server.h"
+#include "server/drive_metrics.h"
 #include "server/event_loop.h"
 #include "server/metadata_log.h"
 #include "server/node_cores.h"
+#include "server/node_io.h"
 #include "server/nvme_store.h"
 #include "server/peer_table.h"
 #include "server/run_files.h"
@@ -62,7 +64,9 @@ absl::Status RemoveLeftovers(const std::string& path) {
 struct Server::Parts {
   DaemonConfig config;
   SystemClock clock;
-  std::unique_ptr<NvmeStore> nvme;   // outlives the jobs, whose files it removes
+  std::unique_ptr<NvmeStore> nvme;  // outlives the jobs, whose files it removes
+  std::unique_ptr<NodeIo> io;       // outlives the loop, as cores does
+  std::unique_ptr<DriveMetrics> drives;
   std::unique_ptr<NodeCores> cores;  // outlives the loop, whose timers hold workers' numbers
   std::unique_ptr<EventLoop> loop;
   std::shared_ptr<MetricsTable> metrics_table = std::make_shared<MetricsTable>();
@@ -90,6 +94,7 @@ struct Server::Parts {
   absl::Status StartMetrics();
   absl::Status StartFiles(UniqueFd& descriptor_listener);
   absl::Status StartJobs(UniqueFd descriptor_listener, const std::string& worker_binary);
+  absl::Status StartTiers(HostEnvironment& environment);
   absl::Status StartGrpc();
   absl::Status StartCluster();
   void StopGrpc();
@@ -126,6 +131,27 @@ absl::Status Server::Parts::StartFiles(UniqueFd& descriptor_listener) {
   return RemoveLeftovers(config.export_dir);
 }
 
+absl::Status Server::Parts::StartTiers(HostEnvironment& environment) {
+  IoLimits limits;
+  limits.bytes_per_second = config.tiers.io_bytes_per_second;
+  limits.depth = config.tiers.io_depth;
+  limits.write_budget = config.tiers.nvme_write_budget;
+  ZS_ASSIGN_OR_RETURN(io, NodeIo::Create(&clock, limits));
+  environment.io = io.get();
+  for (const NvmePathConfig& path : config.tiers.nvme_paths) {
+    ZS_RETURN_IF_ERROR(io->AddPath(path.path));
+  }
+  drives = std::make_unique<DriveMetrics>(metrics_table, io->budget());
+  environment.drives = drives.get();
+  NvmeStore::Options paths;
+  paths.backend = config.tiers.io_backend;
+  paths.limit = config.tiers.nvme_limit;
+  nvme = std::make_unique<NvmeStore>(paths);
+  nvme->Open(config.tiers.nvme_paths);
+  environment.nvme = nvme.get();
+  return absl::OkStatus();
+}
+
 absl::Status Server::Parts::StartJobs(UniqueFd descriptor_listener,
                                       const std::string& worker_binary) {
   HostEnvironment environment;
@@ -134,12 +160,7 @@ absl::Status Server::Parts::StartJobs(UniqueFd descriptor_listener,
   environment.metrics = &metrics;
   ZS_ASSIGN_OR_RETURN(cores, NodeCores::Create());
   environment.cores = cores.get();
-  NvmeStore::Options paths;
-  paths.backend = config.tiers.io_backend;
-  paths.limit = config.tiers.nvme_limit;
-  nvme = std::make_unique<NvmeStore>(paths);
-  nvme->Open(config.tiers.nvme_paths);
-  environment.nvme = nvme.get();
+  ZS_RETURN_IF_ERROR(StartTiers(environment));
   if (!config.cluster.alone()) {
     cluster = MakeClusterClient(config.cluster, loop.get());
     environment.cluster = cluster.get();

@@ -108,10 +108,25 @@ absl::StatusOr<NvmePlan> NvmePlan::Create(const Layout& layout, const PartitionP
   return plan;
 }
 
-uint64_t NvmePlan::StagingBuffers(const model::v1::NvmeConfig& config, uint32_t lanes) {
+uint64_t NvmePlan::StagingBuffers(const model::v1::NvmeConfig& config, uint32_t lanes) const {
+  const auto images = static_cast<uint64_t>(
+      std::ranges::count_if(images_, [](const NvmeImage& image) { return image.elements > 0; }));
   // Each lane reads one image and fills another; one of each is on its way.
-  return std::max<uint64_t>(uint64_t{config.buffer_count()} * config.queue_depth(),
-                            uint64_t{2} * lanes + 2);
+  const uint64_t wanted = std::max<uint64_t>(uint64_t{config.buffer_count()} * config.queue_depth(),
+                                             uint64_t{2} * lanes + 2);
+  return std::min(images, wanted);
+}
+
+void NvmePlan::SetStateHome(uint32_t unit, bool home) {
+  for (uint32_t chunk = 0; chunk < chunks_; ++chunk) {
+    NvmeImage& image = images_[chunk];
+    if (image.unit != unit || image.elements == 0 || image.home == home) continue;
+    image.home = home;
+    for (const PartitionArray& array : image.arrays) {
+      const uint64_t bytes = WholePages(array.offset, array.array.bytes);
+      unbacked_bytes_ = home ? unbacked_bytes_ + bytes : unbacked_bytes_ - bytes;
+    }
+  }
 }
 
 SlotTableShape NvmePlan::table_shape(uint64_t job_id, uint64_t layout_fingerprint) const {

@@ -78,7 +78,11 @@ class NvmePlan {
   uint64_t unbacked_bytes() const { return unbacked_bytes_; }
 
   // Buffers of one image each that a worker of `lanes` compute threads has for staging.
-  static uint64_t StagingBuffers(const model::v1::NvmeConfig& config, uint32_t lanes);
+  uint64_t StagingBuffers(const model::v1::NvmeConfig& config, uint32_t lanes) const;
+
+  // The states of a unit rest elsewhere from now on: for accounts of what takes memory. Files and
+  // slots are the same wherever they rest.
+  void SetStateHome(uint32_t unit, bool home);
 
  private:
   NvmePlan() = default;

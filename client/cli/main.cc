@@ -10,6 +10,8 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "base/config.h"
 #include "client/cli/bench_command.h"
@@ -41,6 +43,11 @@ struct Options {
   bool force = false;
   uint32_t world_size = 0;
   std::vector<std::string> sets;  // key=JSON
+  std::string state = "optimizer";
+  std::string to;
+  std::vector<std::string> units;
+  std::string rate;  // "200MiB"
+  bool wait = false;
 };
 
 class Command {
@@ -74,8 +81,10 @@ class Command {
   int Config();
   int Export();
   int Remove();
+  int Move();
 
  private:
+  int AwaitMove();
   template <typename Request, typename Reply>
   int Run(const Request& request,
           const std::function<grpc::Status(grpc::ClientContext*, const Request&, Reply*)>& call,
@@ -155,6 +164,46 @@ int Command::Remove() {
       });
 }
 
+int Command::Move() {
+  admin::v1::MoveStatesRequest request;
+  request.set_job(options_.job);
+  request.set_state(options_.state);
+  request.set_to(options_.to);
+  for (const std::string& unit : options_.units) request.add_units(unit);
+  if (!options_.rate.empty()) {
+    const absl::StatusOr<uint64_t> rate = ParseByteSize(options_.rate);
+    if (!rate.ok()) {
+      std::cerr << "zeroshard: --rate: " << rate.status().message() << "\n";
+      return kExitUsage;
+    }
+    request.set_bytes_per_second(*rate);
+  }
+  const int result = Run<admin::v1::MoveStatesRequest, admin::v1::MoveStatesReply>(
+      request, [&](auto* c, auto& q, auto* r) { return admin_->MoveStates(c, q, r); },
+      [this](const admin::v1::MoveStatesReply& reply) {
+        return ReadableBytes(reply.bytes()) + " of states move to " + options_.to +
+               (options_.wait ? "\n"
+                              : "; zeroshard job " + options_.job + " shows how far it is\n");
+      });
+  return result != 0 || !options_.wait ? result : AwaitMove();
+}
+
+// For as long as states are on their way, however long that is.
+int Command::AwaitMove() {
+  admin::v1::GetJobRequest request;
+  request.set_name(options_.job);
+  while (true) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() +
+                         std::chrono::seconds(options_.timeout_seconds));
+    admin::v1::GetJobReply reply;
+    const grpc::Status status = admin_->GetJob(&context, request, &reply);
+    if (!status.ok()) return Complain(status);
+    if (!reply.moving()) return 0;
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  }
+}
+
 using Action = int (Command::*)();
 
 // The subcommands; the one that is given ends up in `chosen`.
@@ -182,6 +231,18 @@ void AddCommands(CLI::App& app, Options& options, Action& chosen) {
   write->add_option("job", options.job, "Name of the job")->required();
   write->add_option("--name", options.name, "Name of the file (default: the job's)");
   write->add_flag("--overwrite", options.overwrite, "Replace an existing file");
+  CLI::App* move =
+      add("move", "Moves a job's optimizer states between host and NVMe while it trains",
+          &Command::Move);
+  move->add_option("job", options.job, "Name of the job")->required();
+  move->add_option("--state", options.state, "optimizer: masters and optimizer states (default)");
+  move->add_option("--to", options.to, "host or nvme")->required();
+  move->add_option("--unit", options.units,
+                   "Unit by index, or by the name of a parameter or module; may be repeated "
+                   "(default: all)");
+  move->add_option("--rate", options.rate,
+                   "Bytes moved a second at most, as 200MiB; 0: no bound (default: 256MiB)");
+  move->add_flag("--wait", options.wait, "Return when all has been moved");
   CLI::App* remove = add("remove", "Ends a job and frees its memory", &Command::Remove);
   remove->add_option("job", options.job, "Name of the job")->required();
   remove->add_flag("--force", options.force, "Also while ranks are attached");

@@ -20,15 +20,16 @@ std::string Warnings(const google::protobuf::RepeatedPtrField<std::string>& warn
 
 std::string LedgerText(const admin::v1::GetJobReply& reply) {
   TextTable table({"state", "tier", "holder", "bytes", "", "formula", "formula bytes"});
-  std::map<std::string, uint64_t> sums;
-  uint64_t total = 0;
+  std::map<std::string, uint64_t> totals;  // by tier
   for (const auto& line : reply.ledger()) {
     table.Add({line.state(), line.tier(), line.holder(), ReadableCount(line.bytes()),
                ReadableBytes(line.bytes()), line.formula(),
                line.formula().empty() ? "" : ReadableCount(line.formula_bytes())});
-    total += line.bytes();
+    totals[line.tier()] += line.bytes();
   }
-  table.Add({"all", "", "", ReadableCount(total), ReadableBytes(total), "", ""});
+  for (const auto& [tier, bytes] : totals) {
+    table.Add({"all", tier, "", ReadableCount(bytes), ReadableBytes(bytes), "", ""});
+  }
   return table.Text();
 }
 
@@ -73,6 +74,25 @@ std::string FormsText(const model::v1::EngineConfig& config) {
   return absl::StrCat(text, "\n");
 }
 
+// Where states on NVMe are now, and what holds the job up.
+std::string NvmeText(const admin::v1::GetJobReply& reply) {
+  const auto counter = [&](const char* name) {
+    const auto it = reply.counters().find(name);
+    return it == reply.counters().end() ? uint64_t{0} : it->second;
+  };
+  std::string text;
+  if (reply.counters().contains("nvme_state_bytes")) {
+    text = absl::StrCat(ReadableBytes(counter("nvme_state_bytes")), " of state on nvme now");
+    if (reply.moving()) {
+      absl::StrAppend(&text, ", ", ReadableBytes(counter("move_left_bytes")),
+                      " still to be moved to another tier");
+    }
+    absl::StrAppend(&text, "\n");
+  }
+  for (const std::string& note : reply.notes()) absl::StrAppend(&text, "note: ", note, "\n");
+  return text;
+}
+
 std::string TierJobsText(const admin::v1::ListTiersReply& reply) {
   if (reply.jobs().empty()) return "";
   TextTable table({"job", "memory", "optimizer", "master", "states", "parameter", "G", "K",
@@ -80,8 +100,15 @@ std::string TierJobsText(const admin::v1::ListTiersReply& reply) {
   const auto or_none = [](const std::optional<uint32_t>& bytes) {
     return bytes.has_value() ? absl::StrCat(*bytes) : std::string("-");
   };
+  TextTable nvme({"job", "room on nvme", "states there now"});
+  bool any = false;
   for (const auto& job : reply.jobs()) {
     const StateForms forms = StateFormsOf(job.config());
+    any |= job.nvme_bytes() > 0;
+    if (job.nvme_bytes() > 0) {
+      nvme.Add(
+          {job.name(), ReadableBytes(job.nvme_bytes()), ReadableBytes(job.nvme_state_bytes())});
+    }
     table.Add({job.name(), ReadableBytes(job.bytes()), forms.optimizer, forms.master, forms.states,
                absl::StrCat(forms.parameter), absl::StrCat(forms.gradient),
                absl::StrCat(forms.optimizer_bytes), or_none(forms.with_split),
@@ -90,7 +117,8 @@ std::string TierJobsText(const admin::v1::ListTiersReply& reply) {
   return absl::StrCat("\n", table.Text(),
                       "bytes a trainable parameter, before it is divided over the workers: the "
                       "parameter, its accumulator (G), master and states (K), and K with a split "
-                      "and with an fp32 master\n");
+                      "and with an fp32 master\n",
+                      any ? "\n" + nvme.Text() : "");
 }
 
 }  // namespace
@@ -124,8 +152,8 @@ std::string JobText(const admin::v1::GetJobReply& reply) {
                       job.step(), ", generation ", job.generation(), ", stage ", job.stage(), ", ",
                       ReadableCount(job.parameters()), " parameters, loss scale ",
                       reply.loss_scale(), ", gradient norm ", reply.grad_norm(), "\n",
-                      FormsText(reply.config()), "\n", MembersText(reply), "\n", LedgerText(reply),
-                      "\n", CountersText(reply), Warnings(reply.warnings()));
+                      FormsText(reply.config()), NvmeText(reply), "\n", MembersText(reply), "\n",
+                      LedgerText(reply), "\n", CountersText(reply), Warnings(reply.warnings()));
 }
 
 std::string TiersText(const admin::v1::ListTiersReply& reply) {

@@ -119,6 +119,55 @@ def test_files_go_with_their_job_and_leftovers_at_the_next_start(start, probe, p
     assert "photo.jpg" in daemon.text() and "is left alone" in daemon.text()
 
 
+def ledger_tiers(daemon, job, state):
+    """{tier: bytes} of one kind of state."""
+    view = daemon.job(job)
+    tiers = {}
+    for line in view["ledger"]:
+        if line["state"] == state:
+            tiers[line["tier"]] = tiers.get(line["tier"], 0) + line["bytes"]
+    host = sum(line["bytes"] for line in view["ledger"] if line["tier"] == "host")
+    assert host == view["summary"]["bytes"]
+    return tiers
+
+
+def test_states_move_and_the_ledger_says_so(start, probe, paths):
+    daemon = start("--nvme-path", paths[0], metrics="127.0.0.1:0")
+    probe(daemon, job="gpt", config=nvme_config(device="cpu", path=paths[0]), parameters=LARGE).attached()
+    assert set(ledger_tiers(daemon, "gpt", "exp_avg")) == {"host"}
+    out = daemon.cli("move", "gpt", "--to", "nvme", "--rate", "100MiB", "--wait").stdout
+    assert "12.00 MiB of states move to nvme" in out
+    assert ledger_tiers(daemon, "gpt", "exp_avg") == {"nvme": 4 << 20}
+    assert not daemon.job("gpt").get("moving")
+    daemon.cli("move", "gpt", "--to", "host", "--unit", "w")
+    assert ledger_tiers(daemon, "gpt", "exp_avg") == {"host": 4 << 20}
+    tiers = daemon.json("tiers")
+    assert [tier["name"] for tier in tiers["tiers"]] == ["host", f"nvme {paths[0]}"]
+    assert tiers["jobs"][0]["nvme_bytes"] == tiers["tiers"][1]["used_bytes"] > 2 * (12 << 20)
+
+
+def test_moves_that_cannot_be_are_refused(start, probe, paths):
+    daemon = start("--nvme-path", paths[0], config="job_host_limit: 24MiB\n")
+    plain = nvme_config(device="cpu")
+    probe(daemon, job="host", config=plain).attached()
+    config = nvme_config(paths[0], durability="power")
+    probe(daemon, job="power", config=config).attached()
+    probe(daemon, job="large", config=nvme_config(paths[0]), parameters=LARGE).attached()
+    for arguments, words in [
+        (["host", "--to", "nvme"], "give offload_optimizer.nvme_path in its ds_config"),
+        (["power", "--to", "host"], "survive the loss of power"),
+        (["large", "--to", "tape"], 'expected "nvme" or "host", found "tape"'),
+        (["large", "--to", "host", "--state", "gradients"], 'expected "optimizer"'),
+        (["large", "--to", "host", "--unit", "x"], 'has no unit "x"'),
+        (["large", "--to", "host", "--unit", "7"], 'has no unit "7"'),
+        (["large", "--to", "host"], "but its host_limit is 24.00 MiB"),
+        (["nobody", "--to", "host"], "there is no job 'nobody'"),
+    ]:
+        result = daemon.cli("move", *arguments, check=False)
+        assert result.returncode == 1 and words in result.stderr, result.stderr
+    assert set(ledger_tiers(daemon, "large", "exp_avg")) == {"nvme"}
+
+
 def test_two_daemons_do_not_share_a_path(start, probe, paths, directory):
     start("--nvme-path", paths[0])
     other = directory / "b"

@@ -95,13 +95,15 @@ TEST(PlannerNvme, StatesLieOnTheTierInSlotsAndTakeNoMemory) {
             Region(plan, WorkerRegion::KIND_SLOT_TABLE, 0).memory);
 }
 
-TEST(PlannerNvme, StagingIsBufferCountTimesQueueDepthImages) {
-  const JobPlan plan = Plan(Input(2, kStatesOnNvme));
+TEST(PlannerNvme, StagingIsBufferCountTimesQueueDepthImagesUnlessThereAreFewer) {
+  PlanInput input = Input(2, kStatesOnNvme);
+  EXPECT_EQ(Lines(Plan(input))["worker 0 staging host"], 2 * kImage);
+  input.manifest.mutable_parameters(0)->set_shape(0, 16384);  // 64 chunks a worker
+  const JobPlan plan = Plan(input);
   EXPECT_EQ(Lines(plan)["worker 0 staging host"], 3 * 4 * kImage);
   EXPECT_EQ(plan.staging_bytes, 2 * 3 * 4 * kImage);
-  PlanInput many_lanes = Input(2, kStatesOnNvme);
-  many_lanes.lanes = 16;
-  EXPECT_EQ(Lines(Plan(many_lanes))["worker 0 staging host"], (2 * 16 + 2) * kImage);
+  input.lanes = 16;
+  EXPECT_EQ(Lines(Plan(input))["worker 0 staging host"], (2 * 16 + 2) * kImage);
 }
 
 TEST(PlannerNvme, APartOfTheStatesIsWholeChunks) {
@@ -177,6 +179,25 @@ TEST(PlannerNvme, WithoutATierThereIsNothingOfIt) {
   EXPECT_EQ(plan.nvme_total(), 0u);
   EXPECT_EQ(plan.staging_bytes, 0u);
   for (const auto& line : plan.ledger) EXPECT_EQ(line.tier(), "host");
+}
+
+TEST(PlannerNvme, AMoveChangesMemoryAndLedgerAndNothingElse) {
+  PlanInput input = Input(2, kStatesOnNvme);
+  *input.manifest.add_parameters() = input.manifest.parameters(0);
+  input.manifest.mutable_parameters(1)->set_name("v");
+  input.manifest.mutable_parameters(1)->set_module("v");
+  const JobPlan plan = Plan(input);
+  ASSERT_EQ(plan.layout.front().units().size(), 2u);
+  const absl::StatusOr<JobPlan> moved = MovedPlan(plan, model::v1::TIER_HOST, {1});
+  ASSERT_TRUE(moved.ok()) << moved.status();
+  auto lines = Lines(*moved);
+  EXPECT_EQ(lines["worker 0 master nvme"], 131072u * 4);
+  EXPECT_EQ(lines["worker 0 master host"], 131072u * 4);
+  EXPECT_EQ(moved->memory_bytes() - plan.memory_bytes(), 2 * 3 * 131072u * 4);
+  EXPECT_EQ(moved->nvme_bytes, plan.nvme_bytes);
+  const absl::StatusOr<JobPlan> back = MovedPlan(*moved, model::v1::TIER_NVME, {0, 1});
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(Lines(*back), Lines(plan));
 }
 
 TEST(PlannerNvme, NeedsAPath) {

@@ -258,6 +258,7 @@ TEST(Planner, WhereStatesCanBeOnNvmeASplitMasterIsHeldWhole) {
   PlanInput input = Input(3, 1, 1);
   input.config.master_form = MasterForm::kSplit;
   input.config.tiers.tiered = true;
+  input.nvme_paths = {{.path = "/mnt/nvme0"}};
   const Sums sums(Plan(input));
   EXPECT_EQ(sums.bytes.at("worker 0 master"), 4000u);
   EXPECT_EQ(sums.formula.at("worker 0 master"), "4P/N");
@@ -268,6 +269,7 @@ TEST(Planner, OffloadedStatesOfAJobWithoutAnyAreNamed) {
   PlanInput input = Input(3, 1, 1);
   input.config.tiers.tiered = true;
   input.config.tiers.optimizer = true;
+  input.nvme_paths = {{.path = "/mnt/nvme0"}};
   EXPECT_TRUE(Plan(input).warnings.empty());
   input.forward_only = true;
   const JobPlan plan = Plan(input);
