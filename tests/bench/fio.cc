@@ -1,5 +1,6 @@
 #include "tests/bench/fio.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <utility>
@@ -42,40 +43,34 @@ absl::StatusOr<Fio> Fio::Find() {
   return Fio(*std::move(version));
 }
 
-absl::StatusOr<FioResult> Fio::Run(const std::string& file,
-                                   const std::vector<FioStream>& streams) const {
-  // A colon separates file names.
-  const std::string name = absl::StrReplaceAll(file, {{":", "\\:"}});
-  std::string command =
-      absl::StrCat("fio --output-format=json --thread --ioengine=io_uring --direct=1 --fixedbufs=1",
-                   " --registerfiles=1 --invalidate=0 --filename=", Quoted(name));
-  for (const FioStream& stream : streams) {
-    absl::StrAppend(&command,
-                    stream.write ? " --name=write --rw=write:" : " --name=read --rw=read:",
-                    stream.block, " --bs=", stream.block, " --offset=", stream.offset,
-                    " --io_size=", stream.block * stream.count, " --iodepth=", stream.depth);
-  }
+absl::StatusOr<FioResult> Fio::Run(const std::string& file, const FioStream& stream) const {
+  const uint64_t wanted = stream.block * stream.count * (stream.mixed ? 2 : 1);
+  const std::string command = absl::StrCat(
+      "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 fio --output-format=json --thread --ioengine=io_uring "
+      "--direct=1 --fixedbufs=1",
+      " --registerfiles=1 --invalidate=0 --name=zeroshard --rw=", stream.mixed ? "rw:" : "read:",
+      stream.block, " --rwmixread=50 --bs=", stream.block, " --offset=", stream.offset,
+      " --size=", 2 * stream.block * stream.count, " --io_size=", wanted,
+      " --iodepth=", stream.depth,
+      // A colon separates file names.
+      " --filename=", Quoted(absl::StrReplaceAll(file, {{":", "\\:"}})));
   ZS_ASSIGN_OR_RETURN(const std::string output, OutputOf(command));
-  const auto report = nlohmann::json::parse(output.substr(output.find('{')), nullptr, false);
-  if (!report.is_object() || report["jobs"].size() != streams.size()) {
+  const auto report = nlohmann::json::parse(
+      output.substr(std::min(output.find('{'), output.size())), nullptr, false);
+  if (!report.is_object() || report["jobs"].size() != 1) {
     return absl::UnknownError(absl::StrCat("fio printed no report: ", output.substr(0, 200)));
   }
-  double bytes = 0, seconds = 0, cpu = 0;
-  for (const auto& job : report["jobs"]) {
-    for (const char* direction : {"read", "write"}) {
-      bytes += job[direction]["io_bytes"].get<double>();
-      seconds = std::max(seconds, job[direction]["runtime"].get<double>() / 1e3);
-    }
-    cpu += (job["usr_cpu"].get<double>() + job["sys_cpu"].get<double>()) / 100 *
-           job["job_runtime"].get<double>() / 1e3;
+  const auto& job = report["jobs"][0];
+  double bytes = 0, seconds = 0;
+  for (const char* direction : {"read", "write"}) {
+    bytes += job[direction]["io_bytes"].get<double>();
+    seconds = std::max(seconds, job[direction]["runtime"].get<double>() / 1e3);
   }
-  double wanted = 0;
-  for (const FioStream& stream : streams) {
-    wanted += static_cast<double>(stream.block * stream.count);
-  }
-  if (bytes != wanted || seconds <= 0) {
+  if (bytes != static_cast<double>(wanted) || seconds <= 0) {
     return absl::UnknownError(absl::StrCat("fio moved ", bytes, " bytes of ", wanted));
   }
+  const double cpu = (job["usr_cpu"].get<double>() + job["sys_cpu"].get<double>()) / 100 *
+                     job["job_runtime"].get<double>() / 1e3;
   return FioResult{bytes / seconds / 1e9, cpu / (bytes / (1 << 30))};
 }
 

@@ -4,15 +4,15 @@
 
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
 
 namespace zeroshard::bench {
 
-// Transfers of one direction: `count` blocks, every other one from `offset` on.
+// `count` blocks at every other place from `offset` on: read, or with `mixed` as many read as
+// written, in an order of fio's choice.
 struct FioStream {
-  bool write = false;
+  bool mixed = false;
   uint64_t offset = 0;
   uint64_t block = 0;
   uint64_t count = 0;
@@ -20,8 +20,8 @@ struct FioStream {
 };
 
 struct FioResult {
-  double gb_per_second = 0;    // of all streams together, until the last one's end
-  double cpu_seconds_gib = 0;  // of fio's threads, for each GiB moved
+  double gb_per_second = 0;
+  double cpu_seconds_gib = 0;  // of fio's thread, for each GiB moved
 };
 
 class Fio {
@@ -30,10 +30,9 @@ class Fio {
   static absl::StatusOr<Fio> Find();
 
   const std::string& version() const { return version_; }  // "fio-3.33"
-  // Runs the streams at the same time, one thread each, by io_uring with registered buffers, with
-  // O_DIRECT, on a file that exists.
-  absl::StatusOr<FioResult> Run(const std::string& file,
-                                const std::vector<FioStream>& streams) const;
+  // Runs the stream by io_uring with registered buffers in huge pages (with small ones fio may be
+  // only half as fast), with O_DIRECT, on a file that exists.
+  absl::StatusOr<FioResult> Run(const std::string& file, const FioStream& stream) const;
 
  private:
   explicit Fio(std::string version) : version_(std::move(version)) {}
