@@ -104,6 +104,9 @@ absl::Status JobMemory::MapRegion(const WorkerRegion& region, UniqueFd fd) {
       return absl::OkStatus();
     case WorkerRegion::KIND_SLOT_TABLE:
       return map(Access::kReadWrite, slot_table_);
+    case WorkerRegion::KIND_IO_BUDGET:
+      io_holder_ = index;
+      return map(Access::kReadWrite, io_memory_);
     case WorkerRegion::KIND_PARAMETER_WINDOW:
       ZS_RETURN_IF_ERROR(map(Access::kReadWrite, window_));
       window_fd_ = std::move(fd);

@@ -81,6 +81,9 @@ class JobMemory {
   UniqueFd TakeListener() { return std::move(listener_); }
   // What passes take their cores from; nothing where nobody shares them out.
   const std::optional<CoreShare>& cores() const { return cores_; }
+  // The page of the node's I/O budget, and this worker's number in it; empty where there is none.
+  std::span<std::byte> io_budget() const { return io_memory_.bytes(); }
+  uint32_t io_holder() const { return io_holder_; }
   // What is locked in memory; the partition is, where the job wants that, once this exists.
   MemoryPins& pins() { return pins_; }
   const MemoryPins& pins() const { return pins_; }
@@ -120,6 +123,8 @@ class JobMemory {
   MappedRegion user_state_memory_;
   MappedRegion core_memory_;
   MappedRegion slot_table_;
+  MappedRegion io_memory_;
+  uint32_t io_holder_ = 0;
   std::optional<CoreShare> cores_;
   std::vector<MappedRegion> gradients_;   // by rank
   std::vector<MappedRegion> local_;       // by rank

@@ -18,7 +18,9 @@
 #include "base/version.h"
 #include "device/cpu/thread_pool.h"
 #include "proto/worker_link.h"
+#include "storage/io_budget.h"
 #include "transport/gloo_mesh.h"
+#include "worker/budget_gate.h"
 #include "worker/control_link.h"
 #include "worker/control_store.h"
 #include "worker/engine.h"
@@ -72,8 +74,29 @@ absl::StatusOr<std::unique_ptr<ThreadPool>> MakePool(const JobMemory& memory) {
   return ThreadPool::Create(options);
 }
 
+// Null where no budget bounds all of the job's paths.
+absl::StatusOr<std::unique_ptr<IoGate>> MakeGate(const JobMemory& memory, const Clock& clock) {
+  if (memory.io_budget().empty()) return nullptr;
+  ZS_ASSIGN_OR_RETURN(IoBudget budget, IoBudget::Adopt(memory.io_budget(), &clock));
+  if (memory.io_holder() >= IoBudget::kMaxHolders) {
+    return absl::InvalidArgumentError("no such holder of the I/O budget");
+  }
+  std::vector<uint32_t> devices;
+  for (const internal::v1::NvmePath& path : memory.start().nvme_paths()) {
+    const std::optional<uint32_t> device = budget.FindDevice(path.path());
+    if (!device.has_value()) {
+      LogWarn(absl::StrCat("nvme_path ", path.path(), " has no I/O budget: transfers do not wait"));
+      return nullptr;
+    }
+    devices.push_back(*device);
+  }
+  return std::make_unique<BudgetGate>(
+      IoShare{.budget = std::move(budget), .holder = memory.io_holder()}, std::move(devices));
+}
+
 // Null in a job without one. The first start writes its files whole, which takes a while.
-absl::StatusOr<std::unique_ptr<NvmeTier>> OpenTier(JobMemory& memory, ThreadPool& pool) {
+absl::StatusOr<std::unique_ptr<NvmeTier>> OpenTier(JobMemory& memory, ThreadPool& pool,
+                                                   IoGate* gate) {
   if (memory.nvme_plan() == nullptr) return nullptr;
   const internal::v1::WorkerStart& start = memory.start();
   NvmeTierOptions options;
@@ -91,6 +114,7 @@ absl::StatusOr<std::unique_ptr<NvmeTier>> OpenTier(JobMemory& memory, ThreadPool
   options.recover = start.recover();
   options.committed = memory.board().committed_attempt();
   options.pool = &pool;
+  options.gate = gate;
   options.pin = [&memory](std::span<std::byte> staging) {
     return memory.pins().PinStaging(staging, memory.beats());
   };
@@ -111,7 +135,8 @@ absl::Status RunWorker(ControlLink& link) {
   SystemClock clock;
   EventQueue events(memory->doorbell(memory->worker()));
   WorkerLoop loop(*memory, link, events, clock);
-  ZS_ASSIGN_OR_RETURN(std::unique_ptr<NvmeTier> tier, OpenTier(*memory, *pool));
+  ZS_ASSIGN_OR_RETURN(const std::unique_ptr<IoGate> gate, MakeGate(*memory, clock));
+  ZS_ASSIGN_OR_RETURN(std::unique_ptr<NvmeTier> tier, OpenTier(*memory, *pool, gate.get()));
   ZS_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
                       Engine::Create(*memory, *pool, clock, loop, std::move(tier)));
   loop.SetEngine(engine.get());
