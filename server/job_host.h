@@ -111,8 +111,6 @@ class JobHost {
     std::string stuck;           // why the running incarnation is being killed
     std::shared_ptr<const IoHolder> io;
     TierHistory tier;
-    // Stats that the running incarnation has sent since it was last told to move states.
-    uint32_t stats_since_move = 0;
   };
   // Another node of this job, as node 0 knows it.
   struct Member {

@@ -17,8 +17,6 @@ using admin::v1::MoveStatesRequest;
 
 // A move that nobody bounds leaves most of a drive to the job.
 constexpr uint64_t kMoveRate = uint64_t{256} << 20;
-// Of messages: the first may have been on its way when the command was sent.
-constexpr uint32_t kStatsAfterMove = 2;
 
 // Bytes of states that are listed on the NVMe tier.
 uint64_t StatesOnNvme(const JobPlan& plan) {
@@ -147,7 +145,6 @@ absl::StatusOr<MoveStatesReply> JobHost::MoveStates(const MoveStatesRequest& req
 
 // All moves so far: a worker that was started again knows targets, but perhaps not the last ones.
 void JobHost::SendMoves(uint32_t w) {
-  workers_[w].stats_since_move = 0;
   for (const model::v1::Tier to : {model::v1::TIER_HOST, model::v1::TIER_NVME}) {
     internal::v1::ToWorker message;
     internal::v1::MoveStates& move = *message.mutable_move();
@@ -162,9 +159,12 @@ void JobHost::SendMoves(uint32_t w) {
 
 bool JobHost::Moving() const {
   if (plan_->moved.empty()) return false;
-  return std::ranges::any_of(workers_, [](const Worker& worker) {
-    return worker.stats_since_move < kStatsAfterMove || worker.stats.move_left_bytes() > 0;
-  });
+  for (uint32_t w = 0; w < workers_.size(); ++w) {
+    const internal::v1::Stats& stats = workers_[w].stats;
+    // Also before the worker has heard of it.
+    if (stats.move_left_bytes() > 0 || stats.nvme_state_bytes() != plan_->nvme_home[w]) return true;
+  }
+  return false;
 }
 
 std::string JobHost::Bottleneck() const {

@@ -249,7 +249,6 @@ void JobHost::OnStats(uint32_t w, const internal::v1::Stats& stats) {
   }
   worker.stats = stats;
   worker.tier.Add(stats, loop_.Now());
-  ++worker.stats_since_move;
   if (regions_ && regions_->board().numbers().step > last_step_) {
     last_step_ = regions_->board().numbers().step;
     Do(EmitEvent{"step", absl::StrCat("step ", last_step_, " is committed")});
@@ -268,7 +267,6 @@ void JobHost::OnWorkerExit(uint32_t w, uint32_t incarnation) {
   worker.process.reset();
   if (worker.io != nullptr) worker.io->Release();
   worker.file_commands = 0;
-  worker.stats_since_move = 0;
   const std::string stuck = std::exchange(worker.stuck, "");
   const std::string how = stuck.empty() ? *reason : absl::StrCat(stuck, ", ", *reason);
   SumCounters(worker.before, worker.stats);

@@ -54,6 +54,7 @@ absl::Status AddNvmeTier(const PartitionPlan& partition, uint32_t w, JobPlan& pl
   for (uint32_t p = 0; p < plan.nvme_bytes.size(); ++p) {
     plan.nvme_bytes[p] += nvme.extents().file_bytes(p);
   }
+  plan.nvme_home.push_back(nvme.home_bytes());
   plan.staging_bytes += StagingBytes(plan, nvme);
   return absl::OkStatus();
 }
@@ -128,6 +129,7 @@ absl::StatusOr<JobPlan> MovedPlan(const JobPlan& plan, model::v1::Tier to,
                                   const std::vector<uint32_t>& units) {
   JobPlan next = plan;
   for (const uint32_t unit : units) next.moved[unit] = to;
+  next.nvme_home.clear();
   for (RegionPlan& region : next.regions) {
     if (region.kind != WorkerRegion::KIND_PARTITION) continue;
     ZS_ASSIGN_OR_RETURN(
@@ -135,6 +137,7 @@ absl::StatusOr<JobPlan> MovedPlan(const JobPlan& plan, model::v1::Tier to,
         PartitionPlan::Create(next.layout.front(), next.config, region.index, next.lanes));
     ZS_ASSIGN_OR_RETURN(const NvmePlan nvme, next.NvmePlanOf(partition));
     region.memory = region.bytes - nvme.unbacked_bytes();
+    next.nvme_home.push_back(nvme.home_bytes());
   }
   ZS_ASSIGN_OR_RETURN(next.ledger, LedgerLines(next));
   return next;

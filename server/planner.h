@@ -65,6 +65,7 @@ struct JobPlan {
   BoardShape board;
   std::vector<NvmePathConfig> nvme_paths;  // as the input; empty without an NVMe tier
   std::vector<uint64_t> nvme_bytes;        // of the files on each, of this node's workers
+  std::vector<uint64_t> nvme_home;         // bytes of states that rest there, of each such worker
   uint64_t staging_bytes = 0;              // memory of this node's workers beside the regions
   uint64_t host_limit = 0;                 // of memory_bytes(), also after moves; 0 for none
   // Units whose states an operator has moved, and where to.

@@ -108,6 +108,15 @@ absl::StatusOr<NvmePlan> NvmePlan::Create(const Layout& layout, const PartitionP
   return plan;
 }
 
+uint64_t NvmePlan::home_bytes() const {
+  uint64_t bytes = 0;
+  for (const NvmeImage& image : images_) {
+    if (!image.home) continue;
+    for (const PartitionArray& array : image.arrays) bytes += array.array.bytes;
+  }
+  return bytes;
+}
+
 uint64_t NvmePlan::StagingBuffers(const model::v1::NvmeConfig& config, uint32_t lanes) const {
   const auto images = static_cast<uint64_t>(
       std::ranges::count_if(images_, [](const NvmeImage& image) { return image.elements > 0; }));

@@ -77,6 +77,9 @@ class NvmePlan {
   // of their arrays.
   uint64_t unbacked_bytes() const { return unbacked_bytes_; }
 
+  // Bytes of the arrays of all images at home on the tier.
+  uint64_t home_bytes() const;
+
   // Buffers of one image each that a worker of `lanes` compute threads has for staging.
   uint64_t StagingBuffers(const model::v1::NvmeConfig& config, uint32_t lanes) const;
 

@@ -1,11 +1,14 @@
-"""Jobs with an NVMe tier as the daemon sees them: paths, rooms, limits, moves. Workers are faked."""
+"""Jobs with an NVMe tier as the daemon sees them: paths, rooms, limits, moves. Most workers are faked."""
 
 import json
 import os
+import re
 import subprocess
+import urllib.request
 
 import daemon as programs
 import pytest
+import trainers
 from daemon import wait_for
 
 LARGE = [["w", [1 << 20], "bfloat16"]]
@@ -135,11 +138,11 @@ def test_states_move_and_the_ledger_says_so(start, probe, paths):
     daemon = start("--nvme-path", paths[0], metrics="127.0.0.1:0")
     probe(daemon, job="gpt", config=nvme_config(device="cpu", path=paths[0]), parameters=LARGE).attached()
     assert set(ledger_tiers(daemon, "gpt", "exp_avg")) == {"host"}
-    out = daemon.cli("move", "gpt", "--to", "nvme", "--rate", "100MiB", "--wait").stdout
+    out = daemon.cli("move", "gpt", "--to", "nvme", "--rate", "100MiB").stdout
     assert "12.00 MiB of states move to nvme" in out
     assert ledger_tiers(daemon, "gpt", "exp_avg") == {"nvme": 4 << 20}
-    assert not daemon.job("gpt").get("moving")
-    daemon.cli("move", "gpt", "--to", "host", "--unit", "w")
+    assert daemon.job("gpt")["moving"], "the faked worker moves nothing"
+    daemon.cli("move", "gpt", "--to", "host", "--unit", "w", "--wait")
     assert ledger_tiers(daemon, "gpt", "exp_avg") == {"host": 4 << 20}
     tiers = daemon.json("tiers")
     assert [tier["name"] for tier in tiers["tiers"]] == ["host", f"nvme {paths[0]}"]
@@ -178,3 +181,46 @@ def test_two_daemons_do_not_share_a_path(start, probe, paths, directory):
         assert "another daemon" in message
     finally:
         assert second.stop() == 0
+
+
+def offloaded(device, **more):
+    """What makes a job of the deterministic trainer keep its states there."""
+    return {"zero_optimization": {"offload_optimizer": {"device": device, "pin_memory": False, **more}}}
+
+
+def metric(daemon, name, **labels):
+    """The sum of a family's series that have these labels."""
+    address = daemon.json("status")["metrics_address"]
+    text = urllib.request.urlopen(f"http://{address}/metrics").read().decode()
+    lines = [line for line in text.splitlines() if line.startswith(name + "{")]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines
+               if all(f'{key}="{value}"' in line for key, value in labels.items()))
+
+
+@pytest.mark.skipif(trainers.missing() is not None, reason=f"{trainers.missing()} is not built")
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_job_whose_states_move_while_it_trains_is_bit_equal(start, paths, stage):
+    daemon = start("--nvme-path", paths[0], "--nvme-path", paths[1], worker=trainers.WORKER, metrics="127.0.0.1:0")
+    options = dict(stage=stage, steps=600, dtype="bf16")
+    still = trainers.run(daemon, "still", 2, config=offloaded("cpu"), **options)
+    lines = [trainers.command(daemon, "moved", rank, 2, config=offloaded("nvme"), save="moved", **options)
+             for rank in range(2)]
+    ranks = [subprocess.Popen(line, stdout=subprocess.PIPE, text=True) for line in lines]
+    wait_for(lambda: [j for j in daemon.json("jobs")["jobs"] if j["name"] == "moved" and j["step"] > 5], "steps")
+    seen = []
+    while ranks[0].poll() is None and ranks[1].poll() is None and len(seen) < 6:
+        to = "host" if len(seen) % 2 == 0 else "nvme"
+        if daemon.cli("move", "moved", "--to", to, "--wait", check=False).returncode != 0:
+            break
+        seen.append((to, daemon.job("moved")["counters"]["nvme_state_bytes"]))
+    assert all(rank.wait(trainers.PATIENCE) == 0 for rank in ranks), daemon.text()
+    assert len(seen) >= 2, "the job was over before its states had moved"
+    assert all((found == 0) == (to == "host") for to, found in seen), seen
+    moved = trainers.checkpoint_reader.Checkpoint(daemon.directory / "checkpoints" / "moved").states()
+    expected = still.states()
+    assert moved.keys() == expected.keys()
+    for key, value in expected.items():
+        assert moved[key][0] == value[0] and bytes(moved[key][1]) == bytes(value[1]), key
+    assert metric(daemon, "zeroshard_tier_used_bytes", tier="nvme") >= 0
+    wait_for(lambda: not [f for path in paths for f in (path / "zeroshard").glob("job-*")], "the files to go")
+    assert not re.search("level=error", daemon.text())

@@ -195,6 +195,7 @@ TEST(PlannerNvme, AMoveChangesMemoryAndLedgerAndNothingElse) {
   EXPECT_EQ(lines["worker 0 master host"], 131072u * 4);
   EXPECT_EQ(moved->memory_bytes() - plan.memory_bytes(), 2 * 3 * 131072u * 4);
   EXPECT_EQ(moved->nvme_bytes, plan.nvme_bytes);
+  EXPECT_EQ(moved->nvme_home, std::vector<uint64_t>(2, 3 * 131072u * 4));
   const absl::StatusOr<JobPlan> back = MovedPlan(*moved, model::v1::TIER_NVME, {0, 1});
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(Lines(*back), Lines(plan));
