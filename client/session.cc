@@ -20,9 +20,21 @@ using trainer::v1::SessionRequest;
 
 // Beyond the time after which the worker itself names a missing rank.
 constexpr absl::Duration kTimeoutSlack = absl::Seconds(15);
+// Drives that move less a second are waited for no longer than this says.
+constexpr uint64_t kSlowestDrive = 20'000'000;
 constexpr absl::Duration kDetachTimeout = absl::Minutes(2);
 // A checkpoint is as slow as the disk it goes to.
 constexpr absl::Duration kStorageTimeout = absl::Hours(2);
+
+// How long a step may take that reads and writes the states that rest on drives. Workers that are
+// stuck are found by the server, so this is the last resort.
+absl::Duration TimeOnDrives(std::span<const LedgerEntry> ledger) {
+  uint64_t bytes = 0;
+  for (const LedgerEntry& line : ledger) {
+    if (line.tier == "nvme") bytes += 2 * line.bytes;
+  }
+  return absl::Seconds(bytes / kSlowestDrive);
+}
 
 }  // namespace
 
@@ -70,8 +82,8 @@ absl::Status Session::Impl::Open(std::function<bool()> interrupted) {
     ledger.push_back({line.state(), line.tier(), line.holder(), line.bytes(), line.formula_bytes(),
                       line.formula()});
   }
-  const absl::Duration timeout =
-      absl::Milliseconds(reply.config().collective_timeout_ms()) + kTimeoutSlack;
+  const absl::Duration timeout = absl::Milliseconds(reply.config().collective_timeout_ms()) +
+                                 kTimeoutSlack + TimeOnDrives(ledger);
   Stream::Options options{.socket = reply.worker_socket(),
                           .token = reply.token(),
                           .rank = rank,
