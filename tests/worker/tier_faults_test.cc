@@ -31,7 +31,9 @@ class FaultyTier {
 
   // Later queues are without faults.
   void OpenWith(std::vector<IoFault> faults) {
-    job_.options().io_timeout = absl::Milliseconds(100);
+    for (const IoFault& fault : faults) {
+      if (fault.kind == IoFaultKind::kNever) job_.options().io_timeout = absl::Milliseconds(400);
+    }
     job_.options().settle_time = absl::Milliseconds(20);
     job_.options().make_queue =
         [this, faults](IoBackend backend,
