@@ -244,6 +244,7 @@ bool LocalJob::RunInChild(const std::string& faults, absl::Duration delay) {
   for (Worker& worker : workers_) worker = {};  // their threads do not come along
   const pid_t child = fork();
   if (child == 0) {
+    ResetFaultPoints();
     Must(ArmFaultPoints(faults));
     for (uint32_t w = 0; w < options_.workers; ++w) RestartWorker(w);
     for (uint32_t rank = 0; rank < ranks(); ++rank) Reconnect(rank);

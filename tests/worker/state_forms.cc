@@ -96,6 +96,7 @@ LocalJobOptions StateOptions(const StateForm& form, const StateVariant& v) {
   if (v.copy || v.islands) options.config.set_window(WINDOW_COPY);
   if (!v.nvme_paths.empty()) {
     UseNvme(options.config, v.ratio, v.parameters);
+    options.config.mutable_nvme()->set_durability(v.durability);
     options.nvme_paths = v.nvme_paths;
   }
   options.islands = v.islands;
@@ -105,7 +106,11 @@ LocalJobOptions StateOptions(const StateForm& form, const StateVariant& v) {
 }
 
 std::unique_ptr<LocalJob> StartStateJob(const StateForm& form, const StateVariant& v) {
-  auto job = std::make_unique<LocalJob>(StateOptions(form, v));
+  return StartStateJob(StateOptions(form, v));
+}
+
+std::unique_ptr<LocalJob> StartStateJob(const LocalJobOptions& options) {
+  auto job = std::make_unique<LocalJob>(options);
   job->PutParameters(RandomValues(1));
   return job;
 }

@@ -32,6 +32,7 @@ struct StateVariant {
   std::vector<std::string> nvme_paths = {};
   double ratio = 1;
   bool parameters = false;
+  model::v1::Durability durability = model::v1::DURABILITY_PROCESS;
 };
 
 inline constexpr uint32_t kStateRanks = 2;
@@ -40,6 +41,7 @@ inline constexpr uint32_t kStateRanks = 2;
 LocalJobOptions StateOptions(const StateForm& form, const StateVariant& v);
 // A new job whose parameters are there.
 std::unique_ptr<LocalJob> StartStateJob(const StateForm& form, const StateVariant& v);
+std::unique_ptr<LocalJob> StartStateJob(const LocalJobOptions& options);
 // Scatters the gradients of a step; in some steps a rank, or every rank, has none for some
 // parameters.
 void ScatterStep(LocalJob& job, uint32_t step);

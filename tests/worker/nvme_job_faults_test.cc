@@ -1,0 +1,215 @@
+// Drives that fail under a job: a step goes on as if nothing had been, or says what is wrong,
+// leaves the committed state, and is done when the drive is well again.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "base/deadline.h"
+#include "storage/io_backend.h"
+#include "tests/fakes/faulty_io_queue.h"
+#include "tests/storage/nvme_fixture.h"
+#include "tests/worker/state_forms.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr uint32_t kSteps = 4;
+constexpr uint32_t kWorkers = 2;
+constexpr uint32_t kFaultyWorker = 1;
+
+const StateForm& Form() { return AllStateForms()[0]; }
+
+const std::string& Expected(uint32_t steps = kSteps) {
+  static std::string expected[kSteps + 1];
+  if (expected[steps].empty()) {
+    const auto job = StartStateJob(Form(), {});
+    TrainSteps(*job, 0, steps);
+    expected[steps] = job->StateBytes();
+  }
+  return expected[steps];
+}
+
+// A queue all of whose transfers fail while the switch is on.
+class SwitchedQueue final : public IoQueue {
+ public:
+  SwitchedQueue(std::unique_ptr<IoQueue> inner, const bool& broken)
+      : inner_(std::move(inner)), broken_(broken) {}
+  absl::Status Submit(const IoTransfer& transfer) override {
+    if (!broken_) return inner_->Submit(transfer);
+    failed_.push_back({transfer.tag, absl::DataLossError("file at offset 8192: Input/output "
+                                                         "error (errno 5)")});
+    return absl::OkStatus();
+  }
+  std::vector<IoCompletion> Wait(size_t min, const Deadline& deadline) override {
+    std::vector<IoCompletion> failed = std::exchange(failed_, {});
+    std::vector<IoCompletion> all =
+        inner_->Wait(failed.size() >= min ? 0 : min - failed.size(), deadline);
+    all.insert(all.end(), failed.begin(), failed.end());
+    return all;
+  }
+  std::vector<uint64_t> Close(const Deadline& deadline) override { return inner_->Close(deadline); }
+  size_t depth() const override { return inner_->depth(); }
+  size_t in_flight() const override { return inner_->in_flight() + failed_.size(); }
+  std::string description() const override { return inner_->description(); }
+
+ private:
+  std::unique_ptr<IoQueue> inner_;
+  const bool& broken_;
+  std::vector<IoCompletion> failed_;
+};
+
+// What each worker's queue is made by; `wrap` is for that of the faulty one.
+template <typename Wrap>
+auto QueuesWith(Wrap wrap) {
+  return [wrap](uint32_t worker,
+                const IoQueueOptions& options) -> absl::StatusOr<std::unique_ptr<IoQueue>> {
+    auto queue = MakeIoQueue(IoBackend::kThreads, options);
+    if (!queue.ok() || worker != kFaultyWorker) return queue;
+    return wrap(*std::move(queue));
+  };
+}
+
+StateVariant Variant(const DiskDir& directory, bool parameters) {
+  return {.stage = 3,
+          .workers = kWorkers,
+          .copy = true,
+          .nvme_paths = {directory.path()},
+          .parameters = parameters};
+}
+
+// The reason why the ranks' requests failed, or nothing.
+std::string Failure(LocalJob& job) {
+  const auto& failures = job.failures(0);
+  return failures.empty() ? "" : failures.back().message();
+}
+
+// All ranks leave and others come.
+void StartAgain(LocalJob& job) {
+  const uint64_t generation = job.next_generation();
+  for (uint32_t w = 0; w < kWorkers; ++w) job.engine(w).OnDropAttempt(generation);
+  for (uint32_t rank = 0; rank < kStateRanks; ++rank) job.failures(rank).clear();
+  job.Run();
+}
+void Attach(LocalJob& job) {
+  for (uint32_t rank = 0; rank < kStateRanks; ++rank) job.Hello(rank, /*reconnect=*/false);
+  job.Run();
+}
+
+void ArriveAt(LocalJob& job, uint32_t step) {
+  ScatterStep(job, step);
+  for (uint32_t rank = 0; rank < kStateRanks; ++rank) job.Step(rank, 1, 0.01);
+  job.Run();
+}
+
+TEST(NvmeJobFaultsTest, AnyOperationMayFailOnce) {
+  bool injected = true;
+  uint64_t at = 0;
+  for (; injected; at += 7) {
+    const DiskDir directory("/dev/shm");
+    LocalJobOptions options = StateOptions(Form(), Variant(directory, at % 2 == 0));
+    FaultyIoQueue* faulty = nullptr;
+    options.make_queue = QueuesWith([&](std::unique_ptr<IoQueue> inner) {
+      auto queue =
+          std::make_unique<FaultyIoQueue>(std::move(inner), std::vector<IoFault>{{.at = at}}, at);
+      faulty = queue.get();
+      return queue;
+    });
+    const auto job = StartStateJob(options);
+    TrainSteps(*job, 0, kSteps);
+    injected = faulty->injected() > 0;
+    ASSERT_TRUE(job->StateBytes() == Expected()) << "operation " << at;
+  }
+  EXPECT_GT(at, 100u);
+}
+
+TEST(NvmeJobFaultsTest, AStepThatFailedIsDoneOnceTheDriveIsWell) {
+  for (const bool parameters : {false, true}) {
+    const DiskDir directory("/dev/shm");
+    bool broken = false;
+    LocalJobOptions options = StateOptions(Form(), Variant(directory, parameters));
+    options.make_queue = QueuesWith([&](std::unique_ptr<IoQueue> inner) {
+      return std::make_unique<SwitchedQueue>(std::move(inner), broken);
+    });
+    const auto job = StartStateJob(options);
+    TrainSteps(*job, 0, 2);
+    broken = true;
+    ArriveAt(*job, 2);
+    const std::string reason = Failure(*job);
+    EXPECT_TRUE(absl::StrContains(reason, "step 3 of job local")) << reason;
+    EXPECT_TRUE(absl::StrContains(reason, "offset 8192")) << reason;
+    EXPECT_EQ(job->memory(0).board().numbers().step, 2u);
+    StartAgain(*job);
+    EXPECT_EQ(job->memory(0).board().numbers().step, 2u) << "still broken";
+    broken = false;
+    StartAgain(*job);
+    EXPECT_EQ(job->memory(0).board().numbers().step, 3u);
+    EXPECT_TRUE(job->StateBytes() == Expected(3));
+    Attach(*job);
+    TrainSteps(*job, 3, kSteps);
+    EXPECT_TRUE(job->StateBytes() == Expected());
+  }
+}
+
+// Reads all states of the faulty worker.
+absl::Status ReadAll(LocalJob& job) {
+  const Shard& shard = job.engine(kFaultyWorker).shard();
+  for (uint32_t u = 0; u < job.layout().units().size(); ++u) {
+    const std::vector<StateArray> arrays = shard.StateArrays(u, Shard::Extent::kShard);
+    std::vector<std::vector<std::byte>> bytes(arrays.size());
+    const GrainRange all{0, job.layout().units()[u].grains};
+    if (absl::Status status = shard.ReadArrays(u, arrays, all, bytes); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+// One operation of the second step and later ones goes wrong without a word.
+void TrainWithDamage(const IoFault& fault, int& damaged) {
+  const DiskDir directory("/dev/shm");
+  LocalJobOptions options = StateOptions(Form(), Variant(directory, /*parameters=*/false));
+  std::vector<IoFault> faults;
+  options.make_queue = QueuesWith([&](std::unique_ptr<IoQueue> inner) {
+    return std::make_unique<FaultyIoQueue>(std::move(inner), faults, 5);
+  });
+  const auto job = StartStateJob(options);
+  TrainSteps(*job, 0, 1);
+  faults = {fault};
+  job->RestartWorker(kFaultyWorker);  // which makes a new queue
+  faults.clear();
+  for (uint32_t rank = 0; rank < kStateRanks; ++rank) job->Reconnect(rank);
+  uint32_t step = 1;
+  for (; step < kSteps && Failure(*job).empty(); ++step) ArriveAt(*job, step);
+  if (Failure(*job).empty()) {
+    const absl::Status status = ReadAll(*job);
+    if (status.ok()) {
+      EXPECT_TRUE(job->StateBytes() == Expected());
+    } else {
+      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    }
+    return;
+  }
+  ++damaged;
+  EXPECT_TRUE(absl::StrContains(Failure(*job), ".extent at offset")) << Failure(*job);
+  EXPECT_GT(job->engine(kFaultyWorker).Stats().nvme_damaged_images(), 0u);
+  const uint64_t committed = job->memory(0).board().numbers().step;
+  EXPECT_EQ(committed, step - 1);
+  job->RestartWorker(kFaultyWorker);
+  StartAgain(*job);
+  EXPECT_FALSE(job->engine(0).context().poison().ok()) << "what is lost does not come back";
+  EXPECT_EQ(job->memory(0).board().numbers().step, committed);
+}
+
+TEST(NvmeJobFaultsTest, WhatIsDamagedIsNamed) {
+  for (const IoFaultKind kind :
+       {IoFaultKind::kFlip, IoFaultKind::kTorn, IoFaultKind::kLost, IoFaultKind::kMisdirect}) {
+    int damaged = 0;
+    for (uint64_t at = 0; at < 100; at += 7) TrainWithDamage({at, kind}, damaged);
+    EXPECT_GT(damaged, 0) << static_cast<int>(kind);
+  }
+}
+
+}  // namespace
+}  // namespace zeroshard
