@@ -30,8 +30,10 @@ JobSpec Spec(uint32_t world_size) {
 // One job with its actions as they come; every method is one thing that happens in the world.
 class Story {
  public:
-  explicit Story(uint32_t world_size, uint32_t workers = 2) : spec_(Spec(world_size)) {
-    state_ = NewJob("gpt", spec_, workers, {.rejoin_timeout = absl::Seconds(60)});
+  explicit Story(uint32_t world_size, uint32_t workers = 2)
+      : Story(world_size, workers, JobLimits{.rejoin_timeout = absl::Seconds(60)}) {}
+  Story(uint32_t world_size, uint32_t workers, const JobLimits& limits) : spec_(Spec(world_size)) {
+    state_ = NewJob("gpt", spec_, workers, limits);
   }
 
   uint64_t Attach(uint32_t rank, int64_t pid) { return Attach(rank, pid, spec_); }
@@ -559,6 +561,34 @@ TEST(JobRemove, AnEndedJobTakesNoMoreInputs) {
   job.Attach(0, 200);
   EXPECT_THAT(job.actions_, IsEmpty());
   EXPECT_EQ(job.state_.phase, JobPhase::kEnded);
+}
+
+TEST(Job, RanksWaitLongerForWorkersThatWriteFilesFirst) {
+  JobLimits limits;
+  limits.first_work = "write files of 9.00 GiB for the NVMe tier";
+  limits.first_work_time = absl::Minutes(3);
+  Story story(2, 2, limits);
+  story.Attach(0, 100);
+  story.Attach(1, 101);
+  EXPECT_THAT(story.reason_, HasSubstr("starting 2 workers, which first write files of 9.00 GiB"));
+  story.Ready(0);
+  story.Wait(absl::Minutes(3));
+  EXPECT_EQ(story.state_.phase, JobPhase::kStarting);
+  story.Wait(absl::Minutes(1));
+  ASSERT_EQ(story.All<FailAttach>().size(), 2u);
+  EXPECT_THAT(std::string(story.All<FailAttach>()[0].status.message()),
+              HasSubstr("not ready in time: worker 1"));
+  EXPECT_THAT(std::string(story.All<FailAttach>()[0].status.message()),
+              HasSubstr("write files of 9.00 GiB"));
+}
+
+TEST(Job, NobodyWaitsLongerForRanksThatDoNotCome) {
+  JobLimits limits;
+  limits.first_work_time = absl::Minutes(3);
+  Story story(2, 2, limits);
+  story.Attach(0, 100);
+  story.Wait(absl::Seconds(31));
+  EXPECT_EQ(story.All<FailAttach>().size(), 1u);
 }
 
 }  // namespace
