@@ -1,16 +1,62 @@
 #include "server/node_io.h"
 
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
 #include "base/status.h"
+#include "storage/named_dir.h"
 
 namespace zeroshard {
 
-absl::StatusOr<std::unique_ptr<NodeIo>> NodeIo::Create(const Clock* clock, const IoLimits& limits) {
+absl::StatusOr<std::unique_ptr<NodeIo>> NodeIo::Create(const Clock* clock, const Options& options) {
   ZS_ASSIGN_OR_RETURN(UniqueFd fd, CreateSealedMemfd("zeroshard:io", IoBudget::Bytes()));
   ZS_ASSIGN_OR_RETURN(MappedRegion memory,
                       MappedRegion::Map(fd.get(), IoBudget::Bytes(), Access::kReadWrite));
   ZS_ASSIGN_OR_RETURN(IoBudget budget, IoBudget::Format(memory.bytes(), clock));
-  return std::unique_ptr<NodeIo>(
-      new NodeIo(std::move(fd), std::move(memory), std::move(budget), limits));
+  std::unique_ptr<NodeIo> io(
+      new NodeIo(std::move(fd), std::move(memory), std::move(budget), options));
+  ZS_ASSIGN_OR_RETURN(io->directory_, OpenDirectory(options.state_dir));
+  absl::StatusOr<IoWriteCounts> counts = IoWriteCounts::Load(io->directory_.get());
+  if (!counts.ok()) {
+    LogWarn(absl::StrCat("bytes written today are counted from 0: ", counts.status().message()));
+  }
+  {
+    absl::MutexLock lock(&io->mu_);
+    counts.ok() ? io->counts_.emplace(*std::move(counts))
+                : io->counts_.emplace(io->directory_.get());
+  }
+  io->saver_ = std::thread([raw = io.get()] { raw->SaveNowAndThen(); });
+  return io;
+}
+
+NodeIo::~NodeIo() {
+  if (!saver_.joinable()) return;
+  {
+    absl::MutexLock lock(&mu_);
+    stop_ = true;
+  }
+  saver_.join();
+}
+
+void NodeIo::SaveNowAndThen() {
+  absl::MutexLock lock(&mu_);
+  std::string said;
+  while (true) {
+    mu_.AwaitWithTimeout(absl::Condition(&stop_), options_.save_interval);
+    const absl::Status saved = counts_->Save(budget_);
+    const std::string error(saved.message());
+    if (!saved.ok() && error != said) {
+      LogWarn(absl::StrCat("bytes written today are not saved: ", error));
+    }
+    said = error;
+    if (stop_) return;
+  }
+}
+
+absl::Status NodeIo::AddPath(const std::string& path) const {
+  ZS_ASSIGN_OR_RETURN(const uint32_t device, budget_.AddDevice(path, options_.limits));
+  absl::MutexLock lock(&mu_);
+  counts_->Restore(budget_, device);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<const IoHolder>> NodeIo::Add(const std::string& job,

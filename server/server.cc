@@ -132,11 +132,12 @@ absl::Status Server::Parts::StartFiles(UniqueFd& descriptor_listener) {
 }
 
 absl::Status Server::Parts::StartTiers(HostEnvironment& environment) {
-  IoLimits limits;
-  limits.bytes_per_second = config.tiers.io_bytes_per_second;
-  limits.depth = config.tiers.io_depth;
-  limits.write_budget = config.tiers.nvme_write_budget;
-  ZS_ASSIGN_OR_RETURN(io, NodeIo::Create(&clock, limits));
+  NodeIo::Options shares;
+  shares.limits.bytes_per_second = config.tiers.io_bytes_per_second;
+  shares.limits.depth = config.tiers.io_depth;
+  shares.limits.write_budget = config.tiers.nvme_write_budget;
+  shares.state_dir = config.state_dir;
+  ZS_ASSIGN_OR_RETURN(io, NodeIo::Create(&clock, shares));
   environment.io = io.get();
   for (const NvmePathConfig& path : config.tiers.nvme_paths) {
     ZS_RETURN_IF_ERROR(io->AddPath(path.path));

@@ -91,6 +91,27 @@ TEST(NodeMemory, TheConfiguredLimitHoldsForAllJobsTogether) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("host_memory_limit is 4.00 GiB"));
 }
 
+TEST(NodeMemory, AJobMayGrowByWhatIsLeft) {
+  const NodeMemory node{16 * kGiB, 4 * kGiB, "MemAvailable"};
+  const JobPlan now = PlanOf(2 * kGiB);
+  const auto grow = [&](const JobPlan& next, uint64_t touched, uint64_t limit) {
+    return CheckGrowth("gpt", {&now, &next, touched}, node, limit, {kGiB, kGiB});
+  };
+  EXPECT_TRUE(grow(PlanOf(5 * kGiB), 2 * kGiB, 0).ok());
+  EXPECT_TRUE(grow(PlanOf(kGiB), 2 * kGiB, 0).ok());
+  const absl::Status refused = grow(PlanOf(5 * kGiB), kGiB, 0);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("would need 5.00 GiB"), HasSubstr("4.00 GiB more than it uses"),
+                    HasSubstr("3.00 GiB left")));
+  EXPECT_THAT(std::string(grow(PlanOf(5 * kGiB), 2 * kGiB, 5 * kGiB).message()),
+              HasSubstr("host_memory_limit is 5.00 GiB"));
+  JobPlan bounded = PlanOf(3 * kGiB);
+  bounded.host_limit = 2 * kGiB;
+  EXPECT_THAT(std::string(grow(bounded, 2 * kGiB, 0).message()),
+              HasSubstr("its host_limit is 2.00 GiB"));
+}
+
 TEST(NodeMemory, BytesForPeople) {
   EXPECT_EQ(HumanBytes(1023), "1023 B");
   EXPECT_EQ(HumanBytes(1536), "1.50 KiB");
