@@ -60,6 +60,8 @@ class AdminService final : public Admin::Service {
                          ListTiersReply* reply) override;
   grpc::Status RemoveJob(grpc::ServerContext*, const RemoveJobRequest* request,
                          RemoveJobReply* reply) override;
+  grpc::Status ListNvmeFiles(grpc::ServerContext*, const ListNvmeFilesRequest* request,
+                             ListNvmeFilesReply* reply) override;
   grpc::Status MoveStates(grpc::ServerContext*, const MoveStatesRequest* request,
                           MoveStatesReply* reply) override {
     return Decided(
@@ -180,6 +182,24 @@ grpc::Status AdminService::ListTiers(grpc::ServerContext*, const ListTiersReques
         return tiers;
       },
       reply);
+}
+
+grpc::Status AdminService::ListNvmeFiles(grpc::ServerContext*, const ListNvmeFilesRequest* request,
+                                         ListNvmeFilesReply* reply) {
+  const absl::StatusOr<std::vector<NvmeStore::FileView>> files = context_.nvme->Files(
+      request->remove_stale() ? NvmeStore::Stale::kRemove : NvmeStore::Stale::kKeep);
+  if (!files.ok()) return ToGrpc(files.status());
+  static constexpr const char* kKinds[] = {"live", "stale", "temporary", "foreign"};
+  for (const NvmeStore::FileView& view : *files) {
+    admin::v1::NvmeFile& file = *reply->add_files();
+    file.set_path(view.path);
+    file.set_name(view.file.name);
+    file.set_bytes(view.file.bytes);
+    file.set_kind(view.removed ? "removed" : kKinds[static_cast<int>(view.file.kind)]);
+    file.set_reason(view.file.reason);
+    if (view.removed) reply->set_freed_bytes(reply->freed_bytes() + view.file.bytes);
+  }
+  return grpc::Status::OK;
 }
 
 grpc::Status AdminService::RemoveJob(grpc::ServerContext*, const RemoveJobRequest* request,

@@ -410,6 +410,39 @@ uint64_t NvmeStore::promised() const {
   return bytes;
 }
 
+absl::StatusOr<std::vector<NvmeStore::FileView>> NvmeStore::Files(Stale stale) {
+  struct Found {
+    absl::Status status;
+    std::vector<FileView> files;
+  };
+  auto found = std::make_shared<Found>();
+  const bool done = RunAside(
+      [state = state_, found, stale] {
+        std::vector<std::shared_ptr<const HeldNvmePath>> paths;
+        {
+          absl::MutexLock locked(&state->mu);
+          paths = state->Held();
+        }
+        for (const auto& one : paths) {
+          const auto files = ListNvmeFiles(one->path, [&](uint64_t job_id) {
+            absl::MutexLock locked(&state->mu);
+            return state->promises.contains(job_id);
+          });
+          if (!files.ok()) found->status = files.status();
+          for (size_t f = 0; files.ok() && f < files->size(); ++f) {
+            FileView view{one->path.path, (*files)[f]};
+            const bool remove = stale == Stale::kRemove && view.file.kind == NvmeFileKind::kStale;
+            view.removed = remove && RemoveNvmeFile(one->path, view.file).ok();
+            found->files.push_back(std::move(view));
+          }
+        }
+      },
+      state_->options.patience);
+  if (!done) return absl::UnavailableError("a drive of the NVMe tier does not answer");
+  if (!found->status.ok()) return found->status;
+  return std::move(found->files);
+}
+
 void NvmeStore::Refresh(absl::Duration patience) {
   {
     absl::MutexLock locked(&state_->mu);

@@ -22,6 +22,7 @@
 #include "absl/time/time.h"
 #include "server/nvme_paths.h"
 #include "storage/io_backend.h"
+#include "storage/nvme_files.h"
 #include "storage/nvme_path.h"
 
 namespace zeroshard {
@@ -100,6 +101,16 @@ class NvmeStore {
   uint64_t promised() const;
   // Looks at the space of all paths again, waiting no longer than `patience`.
   void Refresh(absl::Duration patience);
+
+  // What lies in the paths that are held. With kRemove files of jobs that do not exist are removed.
+  // Unavailable when a drive does not answer. Waits.
+  struct FileView {
+    std::string path;
+    NvmeFile file;
+    bool removed = false;
+  };
+  enum class Stale : uint8_t { kKeep, kRemove };
+  absl::StatusOr<std::vector<FileView>> Files(Stale stale);
 
   struct State;
 

@@ -106,7 +106,7 @@ void RemoveLeftovers(const NvmePath& path, const std::set<uint64_t>& durable,
     } else if (file.kind == NvmeFileKind::kStale && durable.contains(file.job_id)) {
       LogWarn(
           absl::StrCat(name, " is kept: ", file.reason,
-                       " any more, but had durability power; remove the file to free its room"));
+                       " any more, but had durability power; zeroshard nvme --remove-stale frees its room"));
     } else if (const absl::Status removed = RemoveNvmeFile(path, file); removed.ok()) {
       LogInfo(absl::StrCat(name, " was removed: ", file.reason));
     } else {

@@ -48,6 +48,7 @@ struct Options {
   std::vector<std::string> units;
   std::string rate;  // "200MiB"
   bool wait = false;
+  bool remove_stale = false;
 };
 
 class Command {
@@ -77,6 +78,13 @@ class Command {
   int Tiers() {
     return Run<admin::v1::ListTiersRequest, admin::v1::ListTiersReply>(
         {}, [&](auto* c, auto& q, auto* r) { return admin_->ListTiers(c, q, r); }, TiersText);
+  }
+  int Nvme() {
+    admin::v1::ListNvmeFilesRequest request;
+    request.set_remove_stale(options_.remove_stale);
+    return Run<admin::v1::ListNvmeFilesRequest, admin::v1::ListNvmeFilesReply>(
+        request, [&](auto* c, auto& q, auto* r) { return admin_->ListNvmeFiles(c, q, r); },
+        NvmeFilesText);
   }
   int Config();
   int Export();
@@ -221,6 +229,8 @@ void AddCommands(CLI::App& app, Options& options, Action& chosen) {
       add("job", "One job: ranks, workers, memory by kind of state, counters", &Command::Job);
   job->add_option("name", options.job, "Name of the job")->required();
   add("tiers", "Capacity, use and free bytes of every tier", &Command::Tiers);
+  CLI::App* nvme = add("nvme", "The files in the paths of the NVMe tier", &Command::Nvme);
+  nvme->add_flag("--remove-stale", options.remove_stale, "Remove files of jobs that do not exist");
   CLI::App* config =
       add("config", "Resolves a ds_config.json: every value with its origin", &Command::Config);
   config->add_option("file", options.file, "The ds_config.json")->required();

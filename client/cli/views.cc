@@ -165,6 +165,16 @@ std::string TiersText(const admin::v1::ListTiersReply& reply) {
   return absl::StrCat(table.Text(), TierJobsText(reply));
 }
 
+std::string NvmeFilesText(const admin::v1::ListNvmeFilesReply& reply) {
+  if (reply.files().empty()) return "no files\n";
+  TextTable table({"path", "file", "bytes", "kind", "reason"});
+  for (const auto& file : reply.files()) {
+    table.Add({file.path(), file.name(), ReadableBytes(file.bytes()), file.kind(), file.reason()});
+  }
+  if (reply.freed_bytes() == 0) return table.Text();
+  return absl::StrCat(table.Text(), ReadableBytes(reply.freed_bytes()), " freed\n");
+}
+
 std::string ConfigText(const admin::v1::ResolveConfigReply& reply) {
   TextTable table({"key", "value", "origin", "note"});
   for (const auto& value : reply.values()) {

@@ -14,6 +14,7 @@ std::string StatusText(const admin::v1::GetStatusReply& reply);
 std::string JobsText(const admin::v1::ListJobsReply& reply);
 std::string JobText(const admin::v1::GetJobReply& reply);
 std::string TiersText(const admin::v1::ListTiersReply& reply);
+std::string NvmeFilesText(const admin::v1::ListNvmeFilesReply& reply);
 std::string ConfigText(const admin::v1::ResolveConfigReply& reply);
 
 }  // namespace zeroshard

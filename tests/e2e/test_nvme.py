@@ -120,6 +120,9 @@ def test_files_go_with_their_job_and_leftovers_at_the_next_start(start, probe, p
     daemon.start()
     assert sorted(entry.name for entry in own.iterdir()) == ["lock", "photo.jpg"]
     assert "photo.jpg" in daemon.text() and "is left alone" in daemon.text()
+    files = daemon.json("nvme", "--remove-stale")["files"]
+    assert [(f["name"], f["kind"]) for f in files] == [("photo.jpg", "foreign")]
+    assert "photo.jpg" in daemon.cli("nvme").stdout
 
 
 def ledger_tiers(daemon, job, state):

@@ -243,6 +243,15 @@ TEST(NvmeStore, TheNextDaemonRemovesWhatTheLastOneLeft) {
   EXPECT_EQ(access(dir.Own(ExtentFileName(8, 0, 0)).c_str(), F_OK), 0);
   ASSERT_EQ(store.Paths().size(), 1u);
   EXPECT_EQ(store.Paths()[0].path, dir.path());
+  auto files = store.Files(NvmeStore::Stale::kKeep);
+  ASSERT_TRUE(files.ok()) << files.status();
+  ASSERT_EQ(files->size(), 3u);
+  EXPECT_EQ((*files)[0].file.kind, NvmeFileKind::kStale);
+  files = store.Files(NvmeStore::Stale::kRemove);
+  ASSERT_TRUE(files.ok()) << files.status();
+  EXPECT_TRUE((*files)[0].removed);
+  EXPECT_FALSE((*files)[2].removed) << (*files)[2].file.name;
+  EXPECT_EQ(store.Files(NvmeStore::Stale::kKeep)->size(), 1u);
 }
 
 }  // namespace
