@@ -104,9 +104,9 @@ void RemoveLeftovers(const NvmePath& path, const std::set<uint64_t>& durable,
     if (file.kind == NvmeFileKind::kForeign || file.kind == NvmeFileKind::kLive) {
       LogWarn(absl::StrCat(name, " is left alone: ", file.reason));
     } else if (file.kind == NvmeFileKind::kStale && durable.contains(file.job_id)) {
-      LogWarn(
-          absl::StrCat(name, " is kept: ", file.reason,
-                       " any more, but had durability power; zeroshard nvme --remove-stale frees its room"));
+      LogWarn(absl::StrCat(
+          name, " is kept: ", file.reason,
+          " any more, but had durability power; zeroshard nvme --remove-stale frees its room"));
     } else if (const absl::Status removed = RemoveNvmeFile(path, file); removed.ok()) {
       LogInfo(absl::StrCat(name, " was removed: ", file.reason));
     } else {
