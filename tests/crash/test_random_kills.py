@@ -17,27 +17,33 @@ KILLS = int(os.environ.get("ZEROSHARD_KILLS") or (25 if SHORT else 150))
 # One less than a worker may die within a minute before the job counts as broken.
 WORKER_DEATHS = 4
 WINDOW = 61.0
+WORKERS_SHARE = 0.3
 
 
 class Killer:
     """Kills one process at a time. Workers are spared when they have died too often lately."""
 
-    def __init__(self, run, seed):
+    def __init__(self, run, seed, kills):
         self.run = run
         self.random = random.Random(seed)
+        # Whom each strike is for. Dealt, not drawn: both kinds are in every run.
+        of_workers = max(1, round(kills * WORKERS_SHARE))
+        self.deck = ["worker"] * of_workers + ["rank"] * (kills - of_workers)
+        self.random.shuffle(self.deck)
         self.worker_deaths = collections.defaultdict(list)
         self.kills = collections.Counter()
 
     def strike(self):
         """Kills somebody; those who died before are started again first."""
-        while not self.try_to_strike():
+        while not self.try_to_strike(self.deck[-1]):
             soon = time.monotonic() + 0.01
             self.run.supervise(lambda: time.monotonic() > soon)
+        self.deck.pop()
 
-    def try_to_strike(self):
+    def try_to_strike(self, wanted):
         time.sleep(self.random.expovariate(1 / 0.006))
         victims = [("rank", rank.number) for rank in self.run.ranks]
-        if self.random.random() < 0.3:
+        if wanted == "worker":
             victims = self.mortal_workers() or victims
         kind, number = self.random.choice(victims)
         if kind == "rank":
@@ -73,7 +79,7 @@ def test_random_kills(start_daemon, name, ranks, workers):
     options = {**JOBS[name], "steps": kills + 5}
     expected = Run(daemon, options, ranks).finish()
     run = Run(daemon, {**options, "progress": True, "pause-ms": 2}, ranks)
-    killer = Killer(run, seed)
+    killer = Killer(run, seed, kills)
     for kill in range(kills):
         run.supervise(lambda: run.step() > kill)
         killer.strike()

@@ -288,21 +288,26 @@ absl::Status Trainer::WriteSlot(uint32_t unit, const std::vector<float>& values,
 
 // The checksum of all parameters as fp32, in their order; writes them to the dump.
 absl::StatusOr<uint64_t> Trainer::AllParameters() {
-  std::vector<uint32_t> units(layout_.units().size());
-  std::iota(units.begin(), units.end(), 0U);
-  ZS_ASSIGN_OR_RETURN(const RequestId id, session_.Gather(units, {.alone = true}));
-  ZS_RETURN_IF_ERROR(session_.Wait(id));
+  const auto units = static_cast<uint32_t>(layout_.units().size());
+  std::vector<std::vector<float>> values(units);
+  const uint32_t at_once = options_.one_by_one ? 1 : units;
+  for (uint32_t first = 0; first < units; first += at_once) {
+    std::vector<uint32_t> some(at_once);
+    std::iota(some.begin(), some.end(), first);
+    ZS_ASSIGN_OR_RETURN(const RequestId id, session_.Gather(some, {.alone = true}));
+    ZS_RETURN_IF_ERROR(session_.Wait(id));
+    for (const uint32_t unit : some) values[unit] = Values(unit);
+    ZS_RETURN_IF_ERROR(session_.Release(some).status());
+  }
   Xxh3Stream checksum;
   std::ofstream dump;
   if (!options_.dump.empty()) dump.open(options_.dump, std::ios::binary | std::ios::trunc);
   for (uint32_t parameter = 0; parameter < layout_.parameters().size(); ++parameter) {
     const ParameterPlace& place = layout_.place(parameter);
-    const std::vector<float> values = Values(place.unit);
-    const char* first = reinterpret_cast<const char*>(values.data() + place.offset);
+    const char* first = reinterpret_cast<const char*>(values[place.unit].data() + place.offset);
     checksum.Update({first, place.elements * sizeof(float)});
     dump.write(first, static_cast<std::streamsize>(place.elements * sizeof(float)));
   }
-  ZS_RETURN_IF_ERROR(session_.Release(units).status());
   dump.flush();
   if (!options_.dump.empty() && !dump) {
     return absl::UnavailableError(absl::StrCat("cannot write ", options_.dump));

@@ -117,8 +117,70 @@ def test_recomputation_does_not_change_the_curve(tmp_path):
     )
 
 
+# 13 M parameters with 16-bit sums of gradients, small buckets and little staging.
+FRUGAL = {
+    "train_micro_batch_size_per_gpu": 1,
+    "data_types": {"grad_accum_dtype": "bf16"},
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
+    "zero_optimization": {
+        "stage": 3,
+        "stage3_param_persistence_threshold": 10000,
+        "stage3_max_live_parameters": 1000000,
+        "stage3_prefetch_bucket_size": 500000,
+        "reduce_bucket_size": 700000,
+        "sub_group_size": 50000,
+    },
+}
+
+
+def frugal_on_nvme():
+    place = {"device": "nvme", "buffer_count": 2}
+    zero = {"offload_optimizer": place, "offload_param": {**place, "max_in_cpu": 0}}
+    return {
+        **FRUGAL,
+        "aio": {"queue_depth": 2},
+        "zeroshard": {"host_limit": HOST_LIMIT},
+        "zero_optimization": {**FRUGAL["zero_optimization"], **zero},
+    }
+
+
+HOST_LIMIT = 48_000_000  # of memory, all windows included
+
+
+def test_offloaded_to_nvme_a_model_of_four_times_the_memory_trains_the_same(tmp_path):
+    large = ["--width", "384", "--layers", "7", "--context", "16", "--micro-batch", "1", "--ranks", "1"]
+    models = []
+    for name, config in (("host", FRUGAL), ("nvme", frugal_on_nvme())):
+        file = tmp_path / f"{name}.json"
+        file.write_text(json.dumps(config))
+        out = tmp_path / name
+        output = run(out, *large, "--steps", "3", "--offload", name.replace("host", "none"), "--config", str(file))
+        models.append((summary(out)["losses"], (out / "model.safetensors").read_bytes()))
+    assert models[0] == models[1]
+    lines = summary(tmp_path / "nvme")["ledger"]
+    on_nvme = sum(line["bytes"] for line in lines if line["tier"] == "nvme" and line["state"] != "slots")
+    assert on_nvme >= 4 * HOST_LIMIT
+    assert sum(line["bytes"] for line in lines if line["tier"] == "host") <= HOST_LIMIT
+    assert "of states, and" in output and "zeroshard tiers said" in output
+    assert not (tmp_path / "nvme/nvme").exists(), "files are left"
+
+
+def test_offload_options_choose_where_the_files_lie(tmp_path):
+    drive = tmp_path / "drive"
+    drive.mkdir()
+    (drive / "mine").write_text("a user's")
+    output = run(tmp_path / "out", "--steps", "3", "--stage", "2", "--offload", "nvme", "--nvme-path", str(drive))
+    states = {line["state"] for line in summary(tmp_path / "out")["ledger"] if line["tier"] == "nvme"}
+    assert states == {"master", "exp_avg", "exp_avg_sq", "slots"}, output
+    assert f'on {drive}"' in (tmp_path / "out/zeroshardd.log").read_text()
+    assert (drive / "mine").read_text() == "a user's"
+
+
 def test_bad_options_say_what_is_expected(tmp_path):
     assert "from 0 to 3" in run(tmp_path, "--stage", "7", expect=2)
     assert "from 1 to 64" in run(tmp_path, "--ranks", "none", expect=2)
     assert "cannot read" in run(tmp_path, "--text", "/nonexistent", expect=1)
+    assert "none, cpu or nvme" in run(tmp_path, "--offload", "disk", expect=2)
+    assert "without --offload nvme" in run(tmp_path, "--nvme-path", str(tmp_path), expect=1)
+    assert "is not a directory" in run(tmp_path, "--offload", "nvme", "--nvme-path", "/nonexistent", expect=1)
     assert "--frobnicate" in run(tmp_path, "--frobnicate", expect=1)

@@ -61,6 +61,7 @@ TrainerOptions ParseTrainerOptions(int argc, char** argv) {
   app.add_flag("--keep", options.keep, "leave the job in the daemon");
   app.add_flag("--progress", options.progress, "a line after each step");
   app.add_flag("--linger", options.linger, "after the last line, leave when stdin ends");
+  app.add_flag("--one-by-one", options.one_by_one, "read the parameters at the end unit by unit");
   app.add_option("--pause-ms", options.pause_ms, "after each step");
   app.add_option("--swap-at", options.swap_at, "step in which units are gathered in reverse");
   app.add_option("--seed", options.seed, "of parameters and gradients");

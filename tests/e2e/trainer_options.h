@@ -31,8 +31,9 @@ struct TrainerOptions {
   bool keep = false;            // the job outlives its last rank
   bool progress = false;        // a line on stdout after each step
   bool linger = false;          // wait for the end of stdin before leaving
-  uint64_t pause_ms = 0;        // after each step
-  int64_t swap_at = -1;         // the step in which this rank gathers its units in reverse
+  bool one_by_one = false;
+  uint64_t pause_ms = 0;  // after each step
+  int64_t swap_at = -1;   // the step in which this rank gathers its units in reverse
   uint64_t seed = 1;
   std::string save;
   std::string export_name;

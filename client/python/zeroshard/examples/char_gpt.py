@@ -175,6 +175,12 @@ def parse_arguments():
     parser.add_argument(
         "--recompute", action="store_true", help="activation checkpointing of every block"
     )
+    parser.add_argument(
+        "--offload",
+        default="none",
+        choices=["none", "cpu", "nvme"],
+        help="where masters and optimizer states rest, and at stage 3 the parameters",
+    )
     parser.add_argument("--plain", action="store_true", help="train with PyTorch alone")
     parser.add_argument("--config", help="a ds_config.json instead of the built-in one")
     parser.add_argument("--job", default="quickstart")
@@ -198,9 +204,20 @@ def ds_config(arguments):
     }
     if arguments.stage == 3:
         config["zero_optimization"]["stage3_param_persistence_threshold"] = 10_000
+    if arguments.offload != "none" and arguments.stage > 0:
+        offload_to(arguments.offload, config["zero_optimization"])
     if arguments.dtype != "fp32":
         config[arguments.dtype] = {"enabled": True}
     return config
+
+
+def offload_to(device, zero):
+    """Adds what rests on `device` to the block zero_optimization."""
+    zero["offload_optimizer"] = {"device": device}
+    if zero["stage"] == 3:
+        zero["offload_param"] = {"device": device}
+        if device == "nvme":  # by default the first 10^9 elements stay in memory
+            zero["offload_param"]["max_in_cpu"] = 0
 
 
 def make_trainer(arguments, model, rank, world_size):

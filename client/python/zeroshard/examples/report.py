@@ -97,6 +97,20 @@ def per_parameter(lines, parameters):
     )
 
 
+def by_tier(lines):
+    """One sentence about a job with states in files; else ""."""
+    on_drives = [line for line in lines if line["tier"] == "nvme"]
+    if not on_drives:
+        return ""
+    room = sum(int(line["bytes"]) for line in on_drives if line["state"] == "slots")
+    states = sum(int(line["bytes"]) for line in on_drives) - room
+    memory = sum(int(line["bytes"]) for line in lines if line["tier"] == "host")
+    return (
+        f"On drives: {size(states)} of states, and {size(room)} of room to write the next step's beside them. "
+        f"In memory: {size(memory)}, so the states on drives are {states / memory:.2g} times that.\n"
+    )
+
+
 def curve(values, width=64, height=12):
     """The loss curve in characters."""
     if not values:
@@ -149,7 +163,8 @@ def finish(arguments, results):
             f"P = {results['parameters']:,} parameters):\n"
         )
         print(ledger_table(results["ledger"]))
-        print("\n" + per_parameter(results["ledger"], results["parameters"]))
+        print("\n" + by_tier(results["ledger"]), end="")
+        print(per_parameter(results["ledger"], results["parameters"]))
         memory = results["memory"]
         print(
             f"\nTrainer, rank 0 ({memory['source']}): "
