@@ -1,8 +1,9 @@
 // ExtentFile: the slots of one (job, worker, path), one preallocated file.
 //
-// The server creates the files of a job when it attaches, which takes the space; each worker adopts
-// its own under the generation of its slot table. Format and the argument for draining:
-// docs/nvme.md. Transfers are the caller's: fd() with memory, offsets and lengths aligned to 4096.
+// The server sees to it that there is room when a job attaches; each worker creates its own files
+// at its first start, and adopts them under the generation of its slot table. Format and the
+// argument for draining: docs/nvme.md. Transfers are the caller's: fd() with memory, offsets and
+// lengths aligned to 4096.
 //
 // One object, one thread; fd() may be shared. Fault points: those of storage/file_io.h.
 #ifndef ZEROSHARD_STORAGE_EXTENT_FILE_H_

@@ -178,7 +178,12 @@ absl::Status JobMemory::OpenBoard() {
 
 absl::Status JobMemory::PinPartition() {
   pins_ = MemoryPins(start_, cores_);
-  return pins_.PinStates(partition_.bytes(), 0);
+  uint64_t staging = 0;  // pinned when the tier opens
+  if (nvme_plan_.has_value()) {
+    staging =
+        nvme_plan_->max_image_bytes() * nvme_plan_->StagingBuffers(config().nvme(), start_.lanes());
+  }
+  return pins_.PinStates(partition_.bytes(), staging);
 }
 
 absl::Status JobMemory::OpenStates() const {
