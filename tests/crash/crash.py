@@ -74,7 +74,10 @@ class Daemon:
         script.write_text(ARMED_WORKER.format(plans=self.plans, worker=WORKER))
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
         file = directory / "zeroshardd.yaml"
-        file.write_text(config)
+        drives = [directory / name for name in ("drive0", "drive1")]
+        for drive in drives:
+            drive.mkdir()
+        file.write_text(config + f"\nnvme_paths: [{', '.join(str(drive) for drive in drives)}]\n")
         command = [
             DAEMON, "--config", file, "--run-dir", directory / "run", "--state-dir", directory / "state",
             "--checkpoint-dir", self.checkpoints, "--export-dir", self.exports, "--worker-binary", script,

@@ -5,6 +5,10 @@ import json
 GLOO = {"zeroshard": {"transport": "gloo"}}
 # A window that holds one unit, so that units are evicted all the time.
 BOUNDED = {"zeroshard": {"window": "copy"}, "zero_optimization": {"stage3_max_live_parameters": 1000}}
+# All states in files; more chunks than there are lanes.
+NVME = {"zero_optimization": {"offload_optimizer": {"device": "nvme"}, "sub_group_size": 1024}}
+POWER = {"zero_optimization": {**NVME["zero_optimization"], "offload_param": {"device": "nvme"}},
+         "zeroshard": {"durability": "power"}}
 
 
 def job(stage, extra=None, **options):
@@ -20,6 +24,8 @@ JOBS = {
     # Some parameters of a unit are updated less often than others.
     "sparse": job(2, absent=True),
     "bounded": job(3, BOUNDED, **{"optimizer": "SGD"}),
+    "nvme": job(2, NVME, **{"micro-steps": 2, "dtype": "bf16", "absent": True}),
+    "power": job(3, POWER, **{"frozen": "2,5"}),
     "gloo1": job(1, GLOO, **{"micro-steps": 3}),
     "gloo3": job(3, GLOO, **{"micro-steps": 2, "dtype": "bf16", "absent": True}),
 }

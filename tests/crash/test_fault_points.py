@@ -22,18 +22,22 @@ NAMED = {
     "worker.bridge.before_drop": "tests/crash",
 }
 
+# The tests that take all points of their own program that begin so.
+PREFIXES = {"worker.tier.": "tests/worker/nvme_job_kill_test.cc"}
 
-def listed_elsewhere():
-    """Points that are enumerated by a test of this folder."""
+
+def listed_elsewhere(points):
+    """Those that are enumerated by a test."""
     import test_trainer_kills
     import test_worker_kills
 
-    return set(test_trainer_kills.POINTS) | {point for point, _ in test_worker_kills.CASES}
+    by_prefix = {point for point in points if point.startswith(tuple(PREFIXES))}
+    return by_prefix | set(test_trainer_kills.POINTS) | {point for point, _ in test_worker_kills.CASES}
 
 
 def test_every_fault_point_has_a_test():
     points = {point for program in (DAEMON, WORKER, TRAINER) for point in fault_points(program)}
-    assert points - listed_elsewhere() - set(NAMED) == set(), "a fault point without a test"
+    assert points - listed_elsewhere(points) - set(NAMED) == set(), "a fault point without a test"
     assert set(NAMED) - points == set(), "these points are gone"
 
 
@@ -42,3 +46,9 @@ def test_the_tests_name_it(point):
     texts = [path.read_text() for path in (ROOT / NAMED[point]).rglob("*")
              if path.suffix in (".cc", ".py") and path.name != "test_fault_points.py"]
     assert any(point in text for text in texts), f"no test below {NAMED[point]} names {point}"
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_the_test_takes_all_with_the_prefix(prefix):
+    text = (ROOT / PREFIXES[prefix]).read_text()
+    assert f'"{prefix}"' in text and "FaultPointNames()" in text

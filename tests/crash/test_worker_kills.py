@@ -12,6 +12,9 @@ POINTS = [point for point in (fault_points(WORKER) if WORKER.exists() else []) i
 HITS = [[1, 2, 4]] if SHORT else [[1, 2, 4, 7], [3, 8, 13, 21], [5, 16, 40, 100]]
 SHARED = ["stage0", "stage1", "stage1-ranks-first", "stage2", "stage3", "bounded"]
 GLOO = ["gloo1", "gloo3"]
+# Points that not every job with states on drives comes to.
+TIERS = {"worker.tier.after_flush": ["power"], "worker.tier.after_prepare": ["power"], "worker.tier.before_forget": [],
+         "worker.tier.move": [], "worker.tier.promote.before_forget": []}
 
 
 def accumulates(name):
@@ -27,6 +30,8 @@ def jobs_of(point):
         return ["bounded"] if SHORT or point.startswith("worker.window.") else ["stage3", "bounded", "gloo3"]
     if point.startswith("worker.bridge."):
         return GLOO
+    if point.startswith("worker.tier."):
+        return TIERS[point] if point in TIERS else ["nvme", "power"]
     if point == "worker.commit.before_own_counts":
         return ["sparse"]
     names = ["stage1", "bounded"] if SHORT else SHARED + GLOO
