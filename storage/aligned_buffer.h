@@ -1,7 +1,7 @@
 // AlignedBuffer: page-aligned memory of this process alone, for transfers with O_DIRECT.
 //
-// Anonymous pages, zero at first; not inherited by a forked child, whose copy-on-write would
-// detach a read in flight from the parent's pages. Not synchronised.
+// Anonymous pages, huge ones where there are any, zero at first; not inherited by a forked child,
+// whose copy-on-write would detach a read in flight from the parent's pages. Not synchronised.
 #ifndef ZEROSHARD_STORAGE_ALIGNED_BUFFER_H_
 #define ZEROSHARD_STORAGE_ALIGNED_BUFFER_H_
 

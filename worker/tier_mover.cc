@@ -93,7 +93,8 @@ bool TierMover::Begin() {
     progress = false;
     for (uint32_t i = 0; i < count; ++i) {
       const uint32_t path = (next_path_ + i) % count;
-      for (const int direction : {0, 1}) progress |= BeginOne(path, direction);
+      const int first = in_flight_[0] > in_flight_[1] ? 1 : 0;
+      for (const int direction : {first, 1 - first}) progress |= BeginOne(path, direction);
     }
     begun |= progress;
   }
@@ -113,7 +114,7 @@ bool TierMover::BeginOne(uint32_t path, int direction) {
     if (move->in_flight == 0) End(move);
     return true;
   }
-  if (in_flight_[direction] == options_.config.queue_depth()) return false;
+  if (in_flight_[0] + in_flight_[1] == 2 * options_.config.queue_depth()) return false;
   const uint64_t bytes = std::min(options_.config.block_bytes(), move->bytes - move->submitted);
   if (options_.gate != nullptr) {
     const absl::Duration later = options_.gate->TryStart(path, move->operation, bytes);

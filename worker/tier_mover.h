@@ -2,8 +2,9 @@
 //
 // Owns the tier's staging memory (this process' alone: what a killed process still has in flight
 // must not land in its successor's) and its I/O queue. An image is moved in transfers of at most
-// block_bytes, up to queue_depth of them at a time in each direction; those of a path are begun in
-// the order of Start, those of several paths in turn.
+// block_bytes, up to queue_depth of them at a time in each direction, and what one direction leaves
+// the other may use; those of a path are begun in the order of Start, those of several paths in
+// turn.
 //
 // Loop thread only. A transfer past its deadline, or a kernel that refuses the queue, fails the
 // mover: every move then ends with an error, and Settle must be called before the next Prepare,
