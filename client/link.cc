@@ -35,12 +35,13 @@ absl::StatusOr<trainer::v1::HelloReply> Link::AwaitHello(absl::Duration timeout)
   {
     absl::MutexLock lock(&mu_);
     const auto settled = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-      return hello_ != nullptr || broken_;
+      return hello_ != nullptr || broken_ || !refused_.ok();
     };
     if (!mu_.AwaitWithTimeout(absl::Condition(&settled), timeout)) {
       return absl::DeadlineExceededError("the worker does not answer");
     }
     if (hello_ != nullptr) return std::move(*hello_);
+    if (!refused_.ok()) return refused_;
   }
   absl::Status end = Finish();
   return end.ok() ? absl::UnavailableError("the worker closed the stream") : end;
@@ -78,6 +79,12 @@ void Link::OnReadDone(bool ok) {
     hello_ = std::make_unique<trainer::v1::HelloReply>(reply_.hello());
   } else if (reply_.has_failure()) {
     events_.on_failure(reply_.failure());
+    // Of the whole job: it died before the worker got to the Hello.
+    if (reply_.failure().id() == 0 && reply_.failure().code() != 0) {
+      absl::MutexLock lock(&mu_);
+      refused_ = absl::Status(static_cast<absl::StatusCode>(reply_.failure().code()),
+                              reply_.failure().message());
+    }
   }
   StartRead(&reply_);
 }

@@ -65,6 +65,7 @@ class Link final
   bool done_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status end_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<trainer::v1::HelloReply> hello_ ABSL_GUARDED_BY(mu_);
+  absl::Status refused_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace zeroshard

@@ -350,7 +350,7 @@ void Bridge::SendShard(uint32_t peer, uint32_t unit, uint64_t number, uint64_t e
   std::vector<std::byte> read;
   const std::byte* data =
       context_.memory().parameters_at_rest(unit) + shard.first_element() * element_bytes;
-  if (shard_.OnTier(unit) && !context_.memory().plan().unit(unit).resident) {
+  if (!context_.memory().plan().unit(unit).resident && shard_.OnTier(unit)) {
     read.resize(shard.elements() * element_bytes);
     if (const absl::Status status = shard_.ReadParameters(unit, read); !status.ok()) {
       context_.Poison(status);

@@ -193,6 +193,8 @@ bool Engine::AdvanceOnce() {
   if (context_.is_island_leader() && !context_.is_leader()) FollowDrop();
   if (const absl::Status poison = context_.poison(); !poison.ok()) {
     if (bridge_ != nullptr) bridge_->Advance();
+    // Ranks that come before the leader has dropped the dead generation are of the next one.
+    if (!context_.IsDropDone()) return false;
     for (auto& port : ports_) {
       if (port != nullptr) port->Fail(poison);
     }
@@ -290,7 +292,10 @@ bool Engine::FillWanted(std::span<const uint32_t> units) {
   // one; all units are dirty after it.
   if (tier_ != nullptr && !AtBoundary()) return false;
   const absl::StatusOr<bool> filled = keeper_.Fill(units, shard_);
-  if (!filled.ok()) context_.Poison(filled.status());
+  if (!filled.ok()) {
+    context_.Poison(Annotate(filled.status(),
+                             absl::StrCat("parameters of job ", context_.memory().start().job())));
+  }
   return filled.value_or(false);
 }
 

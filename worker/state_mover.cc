@@ -1,6 +1,7 @@
 #include "worker/state_mover.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
@@ -82,7 +83,7 @@ void StateMover::Advance() {
   const std::vector<uint32_t> slice = NextSlice();
   if (slice.empty()) {
     pending_ = false;
-    LogInfo("all states are where they shall rest");
+    if (std::exchange(moved_, 0) > 0) LogInfo("all states are where they shall rest");
     return;
   }
   ZS_FAULT_POINT("worker.tier.move");
@@ -95,6 +96,7 @@ void StateMover::Advance() {
   }
   uint64_t bytes = 0;
   for (const uint32_t image : slice) bytes += tier_.BytesOf(image);
+  moved_ += bytes;
   if (took > kLongSlice) slice_ = std::max(1u, slice_ / 2);
   if (took < kLongSlice / 2) slice_ = std::min(kMaxSlice, slice_ * 2);
   // Half of the time is left for the job.

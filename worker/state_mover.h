@@ -46,6 +46,7 @@ class StateMover {
   EngineContext& context_;
   bool pending_ = false;
   uint64_t bytes_per_second_ = 0;  // 0: no bound
+  uint64_t moved_ = 0;             // bytes, since all were where they shall rest
   uint32_t cursor_ = 0;
   uint32_t slice_ = 1;  // images
   absl::Duration next_;

@@ -77,6 +77,7 @@ absl::Status StateTier::Seal(const std::string& extra) {
 absl::Status StateTier::Run(std::span<const TierItem> items, NvmeTier::Work work) {
   ZS_RETURN_IF_ERROR(FollowCommit());
   if (items.empty()) return absl::OkStatus();
+  ZS_FAULT_STATUS("worker.tier.run");
   return tier_->Run(items, work);
 }
 

@@ -96,9 +96,9 @@ TEST_P(NvmeJobKillTest, AtEveryFaultPoint) {
     }
     const bool power_alone =
         point == "worker.tier.after_flush" || point == "worker.tier.after_prepare";
-    const bool moving_alone = absl::StrContains(point, "move") ||
-                              absl::StrContains(point, "mote.") ||
-                              absl::StrContains(point, "forget");
+    const bool moving_alone =
+        point == "worker.tier.move" || point == "worker.tier.promote.before_forget" ||
+        point == "worker.tier.before_forget" || point == "worker.tier.demote.before_punch";
     const bool on_host_alone = point == "worker.apply.group";
     const bool power = GetParam().durability == model::v1::DURABILITY_POWER;
     const bool comes_there = power ? !moving_alone && !on_host_alone : !power_alone;

@@ -73,6 +73,8 @@ TEST_P(NvmeJobTest, EndsWithTheBitsOfTheHost) {
       variants.push_back({.stage = stage, .workers = 1 + stage, .ratio = where.ratio});
     }
   }
+  variants.push_back({.stage = 0, .workers = 3});
+  variants.push_back({.stage = 0, .workers = 2, .islands = true});
   variants.push_back({.stage = 2, .workers = 3, .lanes = 2});
   variants.push_back({.stage = 1, .workers = 2, .islands = true});
   variants.push_back({.stage = 3, .workers = 2, .islands = true});

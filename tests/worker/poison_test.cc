@@ -73,6 +73,22 @@ TEST_P(PoisonTest, AnEarlyNoticeIsNotForgotten) {
   EXPECT_TRUE(Trains(job));
 }
 
+// A worker hears of the drop, and of a rank of the new generation, before the leader has dropped.
+TEST_P(PoisonTest, IsNotToldToTheNextRanks) {
+  LocalJob job(Options(GetParam()));
+  job.PutParameters({std::vector<float>(300), std::vector<float>(20000)});
+  job.engine(0).OnPoison(Dead(), job.next_generation());
+  job.Run();
+  const uint64_t next = job.next_generation();
+  job.engine(1).OnDropAttempt(next);
+  job.failures(1).clear();
+  job.Hello(1, /*reconnect=*/false);
+  job.RunWorker(1);
+  EXPECT_TRUE(job.failures(1).empty());
+  job.engine(0).OnDropAttempt(next);
+  EXPECT_TRUE(Trains(job));
+}
+
 INSTANTIATE_TEST_SUITE_P(Exchange, PoisonTest, ::testing::Bool(), [](const auto& info) {
   return std::string(info.param ? "islands" : "shared_memory");
 });
