@@ -15,7 +15,8 @@ namespace zeroshard {
 
 class AlignedBuffer {
  public:
-  // ResourceExhausted when there is no memory; InvalidArgument for no bytes.
+  // From a huge page on, whole huge pages are mapped. ResourceExhausted when there is no memory;
+  // InvalidArgument for no bytes.
   static absl::StatusOr<AlignedBuffer> Make(size_t bytes);
 
   AlignedBuffer(AlignedBuffer&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}

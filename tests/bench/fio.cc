@@ -48,10 +48,10 @@ absl::StatusOr<FioResult> Fio::Run(const std::string& file, const FioStream& str
   const std::string command = absl::StrCat(
       "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 fio --output-format=json --thread --ioengine=io_uring "
       "--direct=1 --fixedbufs=1",
-      " --registerfiles=1 --invalidate=0 --name=zeroshard --rw=", stream.mixed ? "rw:" : "read:",
-      stream.block, " --rwmixread=50 --bs=", stream.block, " --offset=", stream.offset,
-      " --size=", 2 * stream.block * stream.count, " --io_size=", wanted,
-      " --iodepth=", stream.depth,
+      " --registerfiles=1 --mem_align=2M --invalidate=0 --name=zeroshard --rw=",
+      stream.mixed ? "rw:" : "read:", stream.block, " --rwmixread=50 --bs=", stream.block,
+      " --offset=", stream.offset, " --size=", 2 * stream.block * stream.count,
+      " --io_size=", wanted, " --iodepth=", stream.depth,
       // A colon separates file names.
       " --filename=", Quoted(absl::StrReplaceAll(file, {{":", "\\:"}})));
   ZS_ASSIGN_OR_RETURN(const std::string output, OutputOf(command));

@@ -57,7 +57,7 @@ model::v1::EngineConfig ConfigOf(const NvmeBedShape& shape) {
   nvme.set_queue_depth(8);
   nvme.set_threads(1);
   nvme.set_overlap_events(true);
-  nvme.set_buffer_count(4);
+  nvme.set_buffer_count(shape.parameters ? 5 : 4);
   nvme.set_pipeline_read(true);
   nvme.set_pipeline_write(true);
   nvme.set_spares(2);

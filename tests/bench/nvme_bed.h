@@ -65,8 +65,9 @@ Spent Measure(const Work& work) {
   return {absl::ToDoubleSeconds(absl::Now() - start), cpu};
 }
 
-// Settings are a job's defaults: blocks of 1 MiB (an image is one), depth 8 in each direction,
-// 4 * 8 staging buffers, checksums on. One thread at a time. A failure ends the process.
+// Settings are a job's defaults: blocks of 1 MiB (an image is one), depth 8 in each direction and
+// 16 together, 32 staging buffers (40 of parameters), checksums on. One thread at a time. A failure
+// ends the process.
 class NvmeBed {
  public:
   NvmeBed(const DriveDirectory& directory, const NvmeBedShape& shape);
