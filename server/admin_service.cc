@@ -120,6 +120,7 @@ grpc::Status AdminService::ListJobs(grpc::ServerContext*, const ListJobsRequest*
       [this]() -> absl::StatusOr<ListJobsReply> {
         ListJobsReply jobs;
         for (const JobSummary& summary : context_.table->Summaries()) *jobs.add_jobs() = summary;
+        for (const JobSummary& lost : context_.table->Resumable()) *jobs.add_jobs() = lost;
         return jobs;
       },
       reply);

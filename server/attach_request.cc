@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "server/node_memory.h"
 #include "server/placement.h"
+#include "server/power_jobs.h"
 #include "storage/layout_proto.h"
 #include "storage/named_dir.h"
 
@@ -125,6 +126,7 @@ absl::StatusOr<PreparedAttach> PrepareAttach(const trainer::v1::AttachRequest& r
                         PathsOfJob(input.config.tiers.nvme_path, config.tiers.nvme_paths, right));
   }
   ZS_ASSIGN_OR_RETURN(JobPlan plan, PlanJob(input));
+  ZS_RETURN_IF_ERROR(CheckPowerPlan(plan));
   ZS_RETURN_IF_ERROR(CheckJobLimits(request.job(), plan, input.config.zeroshard, config.tiers));
   plan.host_limit = LimitOf(input.config.zeroshard.host_limit, config.tiers.job_host_limit);
   prepared.plan = std::make_shared<JobPlan>(std::move(plan));

@@ -26,6 +26,7 @@
 namespace zeroshard {
 
 class JobMetrics;
+class PowerJobs;
 
 // The process at the other end of a connection.
 struct Peer {
@@ -53,6 +54,7 @@ struct HostEnvironment {
   JobMetrics* metrics = nullptr;
   ClusterClient* cluster = nullptr;  // null where no cluster is configured
   NvmeStore* nvme = nullptr;         // null where no job can have an NVMe tier
+  PowerJobs* power = nullptr;        // null: jobs end with the daemon, whatever their durability
   const NodeIo* io = nullptr;        // null: transfers are not bounded
   DriveMetrics* drives = nullptr;    // null where there is no io
   const NodeCores* cores = nullptr;  // null: workers run on all their lanes at all times

@@ -49,20 +49,30 @@ trainer::v1::Region::Kind RegionKind(internal::v1::WorkerRegion::Kind kind) {
   }
 }
 
+std::optional<PowerJob> LostJob(const HostEnvironment& environment, const std::string& name,
+                                const JobPlan& plan) {
+  if (environment.power == nullptr || !IsPowerJob(plan)) return std::nullopt;
+  const PowerJob* const lost = environment.power->Find(name);
+  if (lost == nullptr) return std::nullopt;
+  return *lost;
+}
+
 }  // namespace
 
 JobHost::JobHost(const HostEnvironment& environment, const std::string& name,
                  std::shared_ptr<const JobSpec> spec, std::shared_ptr<const JobPlan> plan)
     : environment_(environment),
       loop_(*environment.loop),
-      job_id_(RandomId()),
+      lost_(LostJob(environment, name, *plan)),
+      job_id_(lost_.has_value() ? lost_->job_id : RandomId()),
       plan_(std::move(plan)),
       watch_(WorkerWatch::BoundFor(environment.config->collective_timeout),
              plan_->placement.workers) {
   JobLimits limits;
   limits.rejoin_timeout = environment.config->rejoin_timeout;
   if (const uint64_t bytes = plan_->nvme_total(); bytes > 0) {
-    limits.first_work = absl::StrCat("write files of ", HumanBytes(bytes), " for the NVMe tier");
+    limits.first_work = absl::StrCat(lost_.has_value() ? "read" : "write", " files of ",
+                                     HumanBytes(bytes), " for the NVMe tier");
     limits.first_work_time =
         std::min(kLongestWriting, absl::Seconds(static_cast<double>(bytes) / kSlowestDrive));
   }
@@ -231,6 +241,7 @@ void JobHost::Do(const CreateJob&) {
   for (const auto& worker : plan_->workers) created.add_worker_devices(worker.device());
   created.set_layout_fingerprint(plan_->layout.front().fingerprint());
   created.set_scheduler(plan_->scheduler);
+  RememberJob(created);
   environment_.journal(std::move(record));
   if (!plan_->placement.spans()) return SpawnWorkers();
   if (!keeps_store()) AskToJoin();
@@ -293,7 +304,7 @@ trainer::v1::AttachReply JobHost::MakeReply(uint32_t rank, bool resumed) const {
   *reply.mutable_config() = plan_->config;
   for (const std::string& warning : plan_->warnings) reply.add_warnings(warning);
   reply.set_scheduler(plan_->scheduler);
-  reply.set_resumed(resumed);
+  reply.set_resumed(resumed || (resume_.has_value() && !resume_->fresh()));
   for (const model::v1::LedgerLine& line : plan_->ledger) *reply.add_ledger() = line;
   return reply;
 }
@@ -377,7 +388,8 @@ void JobHost::Do(const EndJob&) {
   }
   store_.FailWaiters(absl::NotFoundError(absl::StrCat("job '", state_.name, "' has ended")));
   for (uint32_t r = 0; r < ranks_.size(); ++r) ForgetRank(r);
-  if (state_.started) {
+  KeepOrForget();
+  if (state_.started && !for_now_) {
     records::v1::JournalRecord record;
     record.mutable_job_ended()->set_job(state_.name);
     record.mutable_job_ended()->set_reason(state_.reason);

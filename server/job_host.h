@@ -28,6 +28,7 @@
 #include "server/job_regions.h"
 #include "server/kv_store.h"
 #include "server/planner.h"
+#include "server/power_jobs.h"
 #include "server/tier_use.h"
 #include "server/worker_process.h"
 #include "server/worker_watch.h"
@@ -50,6 +51,8 @@ class JobHost {
   absl::Status Detach(uint32_t rank, const std::string& token, bool keep);
   // FailedPrecondition while ranks are attached, unless forced. Returns the bytes that were freed.
   absl::StatusOr<uint64_t> Remove(bool force);
+  // Ends the job with the daemon, or instead of a failed one; what survives that is kept.
+  void EndForNow();
 
   // The rank that holds `token`; PermissionDenied when nobody does.
   absl::StatusOr<uint32_t> RankOfToken(const std::string& token) const;
@@ -162,6 +165,11 @@ class JobHost {
 
   // Tiers (job_host_tiers.cc).
   absl::Status ReserveNvme();
+  // Jobs that survive the daemon (job_host_power.cc).
+  void KeepOrForget();
+  void RememberJob(records::v1::JobCreated& created);
+  void OnPowerStates(uint32_t w, const internal::v1::PowerStates& states);
+  void SendResume(uint32_t w);
   void DescribeTiers(internal::v1::WorkerStart& start) const;
   absl::StatusOr<std::vector<uint32_t>> ChooseUnits(
       const admin::v1::MoveStatesRequest& request) const;
@@ -190,6 +198,7 @@ class JobHost {
   // Constant after construction.
   const HostEnvironment environment_;
   EventLoop& loop_;
+  const std::optional<PowerJob> lost_;  // the earlier job that this one goes on with
   const uint64_t job_id_;
 
   std::shared_ptr<const JobPlan> plan_;  // replaced when states are moved
@@ -209,6 +218,10 @@ class JobHost {
   absl::Status remove_refusal_;
   KvStore store_;
   bool spawned_ = false;  // the workers were started
+  bool for_now_ = false;  // EndForNow
+  // What the workers of a lost job found, and where they go on.
+  std::vector<std::optional<internal::v1::PowerStates>> remains_;
+  std::optional<internal::v1::ResumeJob> resume_;
   WorkerWatch watch_;
   std::optional<uint64_t> watch_timer_;
   std::map<uint32_t, Member> members_;  // by node; node 0 only

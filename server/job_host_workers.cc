@@ -116,6 +116,7 @@ absl::Status JobHost::SendStart(uint32_t w, bool recover) {
   for (const auto& region : view.regions) *start.add_regions() = region;
   start.set_lanes(plan_->lanes);
   start.set_recover(recover);
+  start.set_resume(lost_.has_value());
   DescribeTiers(start);
   if (state_.alive_since > 1) start.set_drop_generation(state_.alive_since);
   if (plan_->config.transport() == model::v1::TRANSPORT_GLOO) {
@@ -213,6 +214,8 @@ void JobHost::OnWorkerMessage(uint32_t w, uint32_t incarnation, const FromWorker
     case FromWorker::kFatal:
       workers_[w].fatal = SentStatus(message.fatal().code(), message.fatal().message());
       return;
+    case FromWorker::kPowerStates:
+      return OnPowerStates(w, message.power_states());
     case FromWorker::kStore:
       return OnStore(w, incarnation, message.store());
     case FromWorker::KIND_NOT_SET:

@@ -67,6 +67,8 @@ const std::vector<MetricDescription>& AllMetrics() {
        "Time of passes over states on the NVMe tier"},
       {"zeroshard_tier_wait_seconds_total", kCounter, "job, worker",
        "Time of them in which nothing could be computed because transfers were awaited"},
+      {"zeroshard_tier_seal_seconds_total", kCounter, "job, worker",
+       "Time in which steps were made to survive the loss of power: flushes and manifests"},
       {"zeroshard_tier_compute_seconds_total", kCounter, "job, worker",
        "Time that the worker's lanes computed in them"},
       {"zeroshard_tier_retries_total", kCounter, "job, worker",
@@ -281,6 +283,8 @@ void JobMetrics::AddTierStats(const MetricLabels& labels, const internal::v1::St
   grow("zeroshard_tier_pass_seconds_total", now.nvme_pass_us(), before.nvme_pass_us(),
        kMicrosecond);
   grow("zeroshard_tier_wait_seconds_total", now.nvme_wait_us(), before.nvme_wait_us(),
+       kMicrosecond);
+  grow("zeroshard_tier_seal_seconds_total", now.nvme_seal_us(), before.nvme_seal_us(),
        kMicrosecond);
   grow("zeroshard_tier_compute_seconds_total", now.nvme_compute_us(), before.nvme_compute_us(),
        kMicrosecond);

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/log.h"
+#include "server/power_jobs.h"
 
 namespace zeroshard {
 namespace {
@@ -25,11 +26,22 @@ JobTable::JobTable(HostEnvironment environment) : environment_(std::move(environ
 void JobTable::Attach(const std::string& name, AttachCall call) {
   auto it = jobs_.find(name);
   if (it != jobs_.end()) it->second->NoticeDeath(call.rank);
+  // A job that failed goes on from its files, as if the daemon had been started again.
+  if (it != jobs_.end() && it->second->state().phase == JobPhase::kFailed &&
+      IsPowerJob(it->second->plan()) && PresentRanks(it->second->state()) == 0) {
+    it->second->EndForNow();
+  }
   if (it != jobs_.end() && it->second->ended()) {
     jobs_.erase(it);
     it = jobs_.end();
   }
   if (it == jobs_.end()) {
+    const PowerJob* const lost =
+        environment_.power == nullptr ? nullptr : environment_.power->Find(name);
+    if (lost != nullptr) {
+      absl::Status resumable = CheckResumable(name, *lost, *call.plan);
+      if (!resumable.ok()) return call.done(resumable);
+    }
     HostEnvironment environment = environment_;
     environment.memory_in_use = [this, name] { return InUse(name); };
     it = jobs_.emplace(name, std::make_unique<JobHost>(environment, name, call.spec, call.plan))
@@ -60,6 +72,11 @@ absl::StatusOr<JobHost*> JobTable::Find(const std::string& name) {
   for (const auto& [other, host] : jobs_) {
     if (!host->ended() && names.size() < 20) names.push_back(other);
   }
+  if (environment_.power != nullptr && environment_.power->Find(name) != nullptr) {
+    return absl::NotFoundError(absl::StrCat(
+        "job '", name, "' is not running; its states are on nvme: attach under its name to go on, ",
+        "or `zeroshard remove ", name, "` deletes them"));
+  }
   return absl::NotFoundError(absl::StrCat(
       "there is no job '", name, "'; ",
       names.empty() ? "the daemon has none" : "there are: ", absl::StrJoin(names, ", ")));
@@ -74,10 +91,43 @@ std::optional<JobHost::Granted> JobTable::Descriptors(const std::string& token) 
 
 absl::StatusOr<uint64_t> JobTable::Remove(const std::string& name, bool force) {
   absl::StatusOr<JobHost*> job = Find(name);
+  if (!job.ok() && environment_.power != nullptr && environment_.power->Find(name) != nullptr) {
+    return RemoveLost(name);
+  }
   if (!job.ok()) return job.status();
   absl::StatusOr<uint64_t> bytes = (*job)->Remove(force);
   SweepLater();
   return bytes;
+}
+
+absl::StatusOr<uint64_t> JobTable::RemoveLost(const std::string& name) {
+  const PowerJob lost = *environment_.power->Find(name);
+  std::vector<NvmePathConfig> paths;
+  for (const std::string& path : lost.facts.paths()) {
+    paths.push_back({.path = path, .allow_network_path = true});
+  }
+  LogInfo(absl::StrCat("job ", name, ": what an earlier daemon left of it is removed"));
+  environment_.nvme->RemoveKept(name, lost.job_id, paths);
+  environment_.power->Erase(name);
+  records::v1::JournalRecord record;
+  record.mutable_job_ended()->set_job(name);
+  record.mutable_job_ended()->set_reason("removed by an operator");
+  environment_.journal(std::move(record));
+  return uint64_t{0};
+}
+
+std::vector<admin::v1::JobSummary> JobTable::Resumable() const {
+  std::vector<admin::v1::JobSummary> summaries;
+  if (environment_.power == nullptr) return summaries;
+  for (const auto& [name, lost] : environment_.power->all()) {
+    if (const auto it = jobs_.find(name); it != jobs_.end() && !it->second->ended()) continue;
+    admin::v1::JobSummary& summary = summaries.emplace_back();
+    summary.set_name(name);
+    summary.set_state("resumable");
+    summary.set_reason(lost.known ? "its states are on nvme; attach under its name to go on"
+                                  : "files of a job that the journal says nothing of");
+  }
+  return summaries;
 }
 
 void JobTable::Retire(WorkerProcess process) {
@@ -111,7 +161,7 @@ void JobTable::SweepLater() {
 void JobTable::Shutdown(std::function<void()> done) {
   all_gone_ = std::move(done);
   for (const auto& [name, host] : jobs_) {
-    static_cast<void>(host->Remove(/*force=*/true));
+    host->EndForNow();
   }
   SweepLater();
 }

@@ -35,7 +35,10 @@ class JobTable {
 
   absl::StatusOr<uint64_t> Remove(const std::string& name, bool force);
 
-  // Ends all jobs and calls `done` once every worker has ended.
+  // Jobs that are not running and can be resumed, and files that nobody knows the job of.
+  std::vector<admin::v1::JobSummary> Resumable() const;
+
+  // Ends all jobs, some of them for now, and calls `done` once every worker has ended.
   void Shutdown(std::function<void()> done);
 
   std::vector<admin::v1::JobSummary> Summaries() const;
@@ -54,6 +57,8 @@ class JobTable {
   // Drops jobs that have ended, once no callback of theirs is on the stack.
   void SweepLater();
   void Retire(WorkerProcess process);
+  // What is left of a job that is not running.
+  absl::StatusOr<uint64_t> RemoveLost(const std::string& name);
 
   HostEnvironment environment_;
   std::map<std::string, std::unique_ptr<JobHost>> jobs_;

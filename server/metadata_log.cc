@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include <fstream>
-#include <set>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -30,20 +30,42 @@ std::string BootId() {
 absl::StatusOr<std::unique_ptr<MetadataLog>> MetadataLog::Open(const std::string& state_dir) {
   ZS_ASSIGN_OR_RETURN(const UniqueFd directory, OpenDirectory(state_dir));
   auto log = std::unique_ptr<MetadataLog>(new MetadataLog);
-  std::set<std::string> alive;
+  std::map<std::string, records::v1::JobCreated> alive;
   auto replay = [&](uint64_t sequence, std::string_view payload) -> absl::Status {
     records::v1::JournalRecord record;
     if (!record.ParseFromArray(payload.data(), static_cast<int>(payload.size()))) {
       return absl::DataLossError(absl::StrCat("journal record ", sequence, " does not parse"));
     }
-    if (record.has_job_created()) alive.insert(record.job_created().job());
-    if (record.has_job_ended()) alive.erase(record.job_ended().job());
+    if (record.has_job_created()) alive[record.job_created().job()] = record.job_created();
+    if (record.has_rank_changed()) {
+      // Ranks attach when all workers are ready.
+      const auto job = alive.find(record.rank_changed().job());
+      if (job != alive.end() && job->second.has_power()) {
+        job->second.mutable_power()->set_begun(true);
+      }
+    }
+    if (record.has_job_ended()) {
+      const auto job = alive.extract(record.job_ended().job());
+      if (!job.empty() && job.mapped().has_power()) {
+        log->ended_power_jobs_.insert(job.mapped().job_id());
+      }
+    }
     return absl::OkStatus();
   };
   ZS_ASSIGN_OR_RETURN(log->journal_, Journal::Open(directory.get(), kJournalName, replay));
-  log->lost_jobs_.assign(alive.begin(), alive.end());
-  // All jobs of the past are over: the journal starts anew with this daemon.
-  ZS_RETURN_IF_ERROR(log->journal_->Compact({}));
+  std::vector<std::string> kept;
+  for (const auto& [name, job] : alive) {
+    if (job.has_power()) {
+      records::v1::JournalRecord record;
+      *record.mutable_job_created() = job;
+      kept.push_back(record.SerializeAsString());
+      log->power_jobs_.push_back(job);
+    } else {
+      log->lost_jobs_.push_back(name);
+    }
+  }
+  // All others of the past are over: the journal starts anew with this daemon.
+  ZS_RETURN_IF_ERROR(log->journal_->Compact(kept));
   records::v1::JournalRecord started;
   started.mutable_server_started()->set_version(kVersion);
   started.mutable_server_started()->set_pid(static_cast<uint32_t>(getpid()));

@@ -7,8 +7,10 @@
 #ifndef ZEROSHARD_SERVER_METADATA_LOG_H_
 #define ZEROSHARD_SERVER_METADATA_LOG_H_
 
+#include <cstdint>
 #include <deque>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,7 +26,8 @@ namespace zeroshard {
 class MetadataLog {
  public:
   // Opens `jobs.journal` in the directory `state_dir` and replays it. The memory of jobs that an
-  // earlier daemon held ended with that daemon: they are named in lost_jobs() and marked as ended.
+  // earlier daemon held ended with that daemon: they are named in lost_jobs() and marked as ended,
+  // but for those whose states survive it, which stay in the journal.
   static absl::StatusOr<std::unique_ptr<MetadataLog>> Open(const std::string& state_dir);
 
   // Writes what is queued, then ends the thread.
@@ -33,6 +36,10 @@ class MetadataLog {
   void Append(records::v1::JournalRecord record);
 
   const std::vector<std::string>& lost_jobs() const { return lost_jobs_; }
+  // Jobs with durability power that have not ended.
+  const std::vector<records::v1::JobCreated>& power_jobs() const { return power_jobs_; }
+  // Those that ended with the last daemon, or before; files of theirs may be left.
+  const std::set<uint64_t>& ended_power_jobs() const { return ended_power_jobs_; }
 
  private:
   MetadataLog() = default;
@@ -41,6 +48,8 @@ class MetadataLog {
 
   // Constant after Open.
   std::vector<std::string> lost_jobs_;
+  std::vector<records::v1::JobCreated> power_jobs_;
+  std::set<uint64_t> ended_power_jobs_;
 
   // Writer thread only.
   std::unique_ptr<Journal> journal_;

@@ -4,6 +4,7 @@
 #include <sys/statvfs.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <map>
 #include <set>
@@ -97,6 +98,7 @@ struct NvmeStore::State {
   std::map<std::string, std::shared_ptr<Look>> looks ABSL_GUARDED_BY(mu);
   bool refreshing ABSL_GUARDED_BY(mu) = false;
   std::map<uint64_t, Promise> promises ABSL_GUARDED_BY(mu);  // by job id
+  std::set<uint64_t> kept ABSL_GUARDED_BY(mu);               // jobs of earlier daemons
   int removals ABSL_GUARDED_BY(mu) = 0;                      // under way
 
   bool no_removals() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) { return removals == 0; }
@@ -239,33 +241,71 @@ std::vector<absl::StatusOr<Found>> NvmeStore::State::LookAtAll(const std::shared
 
 namespace {
 
+// On a thread of its own: files of a job on the paths that are promised to it, and on `others`.
+void RemoveSoon(const std::shared_ptr<NvmeStore::State>& state, uint64_t job_id,
+                const std::string& job, std::vector<Wanted> others) {
+  absl::MutexLock locked(&state->mu);
+  ++state->removals;
+  std::thread([state, job_id, job, others = std::move(others)] {
+    Promise promise;
+    {
+      absl::MutexLock relocked(&state->mu);
+      promise = state->promises[job_id];
+    }
+    std::set<std::shared_ptr<const HeldNvmePath>> paths(promise.paths.begin(), promise.paths.end());
+    for (auto& found : NvmeStore::State::LookAtAll(state, others, state->options.patience)) {
+      if (found.ok()) {
+        paths.insert(found->held);
+      } else {
+        LogWarn(absl::StrCat("job ", job, ": its files are left: ", found.status().message()));
+      }
+    }
+    const std::string& name = promise.job.empty() ? job : promise.job;
+    for (const auto& one : paths) RemoveFilesOfJob(name, job_id, one->path);
+    // Only now: as long as the files are there, so is the promise.
+    absl::MutexLock relocked(&state->mu);
+    state->promises.erase(job_id);
+    --state->removals;
+  }).detach();
+}
+
 class Lease final : public NvmeLease {
  public:
   Lease(std::shared_ptr<NvmeStore::State> state, uint64_t job_id, IoBackend backend)
       : state_(std::move(state)), job_id_(job_id), backend_(backend) {}
   ~Lease() override {
-    absl::MutexLock locked(&state_->mu);
-    ++state_->removals;
-    std::thread([state = state_, job_id = job_id_] {
-      Promise promise;
-      {
-        absl::MutexLock relocked(&state->mu);
-        promise = state->promises[job_id];
-      }
-      for (const auto& one : promise.paths) RemoveFilesOfJob(promise.job, job_id, one->path);
-      // Only now: as long as the files are there, so is the promise.
-      absl::MutexLock relocked(&state->mu);
-      state->promises.erase(job_id);
-      --state->removals;
-    }).detach();
+    if (!keep_files_) RemoveSoon(state_, job_id_, "", {});
   }
   IoBackend backend() const override { return backend_; }
+  void KeepFiles() const override { keep_files_ = true; }
 
  private:
   const std::shared_ptr<NvmeStore::State> state_;
   const uint64_t job_id_;
   const IoBackend backend_;
+  mutable std::atomic<bool> keep_files_ = false;
 };
+
+}  // namespace
+
+namespace {
+
+// The room of jobs that can be resumed is theirs.
+void Keep(NvmeStore::State& state, const std::vector<std::shared_ptr<const HeldNvmePath>>& held,
+          const std::set<uint64_t>& jobs) {
+  for (const uint64_t job_id : jobs) {
+    Promise promise;
+    for (const auto& one : held) {
+      const uint64_t bytes = OccupiedBytes(one->path, {job_id}, Temporaries::kNotCounted);
+      if (bytes == 0) continue;
+      promise.paths.push_back(one);
+      promise.bytes.push_back(bytes);
+    }
+    absl::MutexLock locked(&state.mu);
+    state.kept.insert(job_id);
+    state.promises.emplace(job_id, std::move(promise));
+  }
+}
 
 }  // namespace
 
@@ -280,7 +320,7 @@ NvmeStore::~NvmeStore() {
   if (!gone) LogWarn("files of the NVMe tier are left for the daemon's next start");
 }
 
-void NvmeStore::Open(std::span<const NvmePathConfig> paths) {
+void NvmeStore::Open(std::span<const NvmePathConfig> paths, const std::set<uint64_t>& ended) {
   std::vector<Wanted> wanted;
   for (const NvmePathConfig& path : paths) wanted.push_back({path, ""});
   const std::vector<absl::StatusOr<Found>> found =
@@ -300,9 +340,11 @@ void NvmeStore::Open(std::span<const NvmePathConfig> paths) {
     held.push_back(found[i]->held);
   }
   const bool done = RunAside(
-      [state = state_, held] {
+      [state = state_, held, ended] {
         std::set<uint64_t> durable;  // manifests lie on the first path of a worker only
         for (const auto& one : held) durable.merge(JobsWithManifest(one->path));
+        for (const uint64_t job_id : ended) durable.erase(job_id);
+        Keep(*state, held, durable);
         for (const auto& one : held) {
           RemoveLeftovers(one->path, durable, [&](uint64_t job_id) {
             absl::MutexLock locked(&state->mu);
@@ -312,6 +354,18 @@ void NvmeStore::Open(std::span<const NvmePathConfig> paths) {
       },
       state_->options.patience);
   if (!done) LogWarn("nvme_paths are still being searched for files of earlier daemons");
+}
+
+std::set<uint64_t> NvmeStore::kept() const {
+  absl::MutexLock locked(&state_->mu);
+  return state_->kept;
+}
+
+void NvmeStore::RemoveKept(const std::string& job, uint64_t job_id,
+                           std::span<const NvmePathConfig> paths) {
+  std::vector<Wanted> others;
+  for (const NvmePathConfig& path : paths) others.push_back({path, ""});
+  RemoveSoon(state_, job_id, job, std::move(others));
 }
 
 absl::StatusOr<std::shared_ptr<const NvmeAdmission>> NvmeStore::Admit(
@@ -352,6 +406,7 @@ absl::StatusOr<std::shared_ptr<const NvmeLease>> NvmeStore::Reserve(
     total += bytes[p];
   }
   for (const auto& [id, promise] : state_->promises) {
+    if (id == job_id) continue;  // its files are there already
     for (size_t p = 0; p < promise.paths.size(); ++p) {
       promised[promise.paths[p]->id.first] += promise.bytes[p];
       total_promised += promise.bytes[p];

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -51,6 +52,8 @@ class NvmeLease {
  public:
   virtual ~NvmeLease() = default;
   virtual IoBackend backend() const = 0;
+  // The files stay, and their room stays promised: the job can be resumed.
+  virtual void KeepFiles() const = 0;
 };
 
 class NvmeStore {
@@ -70,9 +73,15 @@ class NvmeStore {
   NvmeStore& operator=(const NvmeStore&) = delete;
 
   // At the start of the daemon, before there are jobs: holds its own paths, and removes what jobs
-  // of an earlier daemon left there, with a line of the log for each file. A path that will not do
-  // is a warning: jobs that do not use it can run.
-  void Open(std::span<const NvmePathConfig> paths);
+  // of an earlier daemon left there, with a line of the log for each file. Those of jobs with
+  // durability power are kept, unless they are of `ended`. A path that will not do is a warning:
+  // jobs that do not use it can run.
+  void Open(std::span<const NvmePathConfig> paths, const std::set<uint64_t>& ended = {});
+  // Jobs whose files Open kept.
+  std::set<uint64_t> kept() const;
+  // Removes the files of a job that has no processes, soon: on the paths that are held for it, and
+  // on `paths`.
+  void RemoveKept(const std::string& job, uint64_t job_id, std::span<const NvmePathConfig> paths);
 
   // Tries each path with a small write, read and removal; the first one's error. Also Unavailable
   // for a path that did not answer, and PermissionDenied for one that a symbolic link leads out of

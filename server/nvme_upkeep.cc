@@ -62,15 +62,16 @@ absl::Status CheckNoLinks(const std::string& path, const std::string& root) {
   return absl::OkStatus();
 }
 
-uint64_t OccupiedBytes(const NvmePath& path, const std::set<uint64_t>& jobs) {
+uint64_t OccupiedBytes(const NvmePath& path, const std::set<uint64_t>& jobs,
+                       Temporaries temporaries) {
   std::set<std::string> prefixes;
   for (const uint64_t job_id : jobs) prefixes.insert(FilePrefix(job_id));
   const absl::StatusOr<std::vector<std::string>> names = ListNames(path.directory.get());
   if (!names.ok()) return 0;
   uint64_t bytes = 0;
   for (const std::string& name : *names) {
-    const bool counts =
-        name.starts_with(kTemporary) || prefixes.contains(name.substr(0, kPrefixBytes));
+    const bool counts = (temporaries == Temporaries::kCounted && name.starts_with(kTemporary)) ||
+                        prefixes.contains(name.substr(0, kPrefixBytes));
     struct stat info = {};
     // Files come and go while this looks.
     if (!counts || ::fstatat(path.directory.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) {
@@ -101,12 +102,10 @@ void RemoveLeftovers(const NvmePath& path, const std::set<uint64_t>& durable,
   for (const NvmeFile& file : *files) {
     const std::string name =
         absl::StrCat("nvme_path ", path.path, ": ", file.name, " (", HumanBytes(file.bytes), ")");
-    if (file.kind == NvmeFileKind::kForeign || file.kind == NvmeFileKind::kLive) {
+    if (file.kind != NvmeFileKind::kForeign && durable.contains(file.job_id)) {
+      LogInfo(absl::StrCat(name, " is kept: its job had durability power"));
+    } else if (file.kind == NvmeFileKind::kForeign || file.kind == NvmeFileKind::kLive) {
       LogWarn(absl::StrCat(name, " is left alone: ", file.reason));
-    } else if (file.kind == NvmeFileKind::kStale && durable.contains(file.job_id)) {
-      LogWarn(absl::StrCat(
-          name, " is kept: ", file.reason,
-          " any more, but had durability power; zeroshard nvme --remove-stale frees its room"));
     } else if (const absl::Status removed = RemoveNvmeFile(path, file); removed.ok()) {
       LogInfo(absl::StrCat(name, " was removed: ", file.reason));
     } else {

@@ -18,7 +18,9 @@ namespace zeroshard {
 absl::Status CheckNoLinks(const std::string& path, const std::string& root);
 
 // Bytes that files occupy, of these jobs and of those being created.
-uint64_t OccupiedBytes(const NvmePath& path, const std::set<uint64_t>& jobs);
+enum class Temporaries : uint8_t { kCounted, kNotCounted };
+uint64_t OccupiedBytes(const NvmePath& path, const std::set<uint64_t>& jobs,
+                       Temporaries temporaries = Temporaries::kCounted);
 
 // Jobs that have a manifest in the path: those with `durability: power`.
 std::set<uint64_t> JobsWithManifest(const NvmePath& path);

@@ -24,6 +24,7 @@
 #include "server/node_io.h"
 #include "server/nvme_store.h"
 #include "server/peer_table.h"
+#include "server/power_jobs.h"
 #include "server/run_files.h"
 #include "server/services.h"
 #include "storage/named_dir.h"
@@ -77,6 +78,7 @@ struct Server::Parts {
   std::string socket_path;
   UniqueFd listener;
   std::unique_ptr<MetadataLog> journal;
+  PowerJobs power;
   PeerTable peers;
   std::unique_ptr<ClusterClient> cluster;
   std::unique_ptr<JobTable> table;
@@ -95,6 +97,7 @@ struct Server::Parts {
   absl::Status StartFiles(UniqueFd& descriptor_listener);
   absl::Status StartJobs(UniqueFd descriptor_listener, const std::string& worker_binary);
   absl::Status StartTiers(HostEnvironment& environment);
+  void FindPowerJobs();
   absl::Status StartGrpc();
   absl::Status StartCluster();
   void StopGrpc();
@@ -148,8 +151,10 @@ absl::Status Server::Parts::StartTiers(HostEnvironment& environment) {
   paths.backend = config.tiers.io_backend;
   paths.limit = config.tiers.nvme_limit;
   nvme = std::make_unique<NvmeStore>(paths);
-  nvme->Open(config.tiers.nvme_paths);
+  nvme->Open(config.tiers.nvme_paths, journal->ended_power_jobs());
   environment.nvme = nvme.get();
+  FindPowerJobs();
+  environment.power = &power;
   return absl::OkStatus();
 }
 
@@ -184,6 +189,22 @@ absl::Status Server::Parts::StartJobs(UniqueFd descriptor_listener,
   operations.journal = environment.journal;
   checkpoints = std::make_unique<CheckpointOps>(operations);
   return absl::OkStatus();
+}
+
+void Server::Parts::FindPowerJobs() {
+  for (const records::v1::JobCreated& job : journal->power_jobs()) {
+    LogInfo(absl::StrCat("job ", job.job(), " of an earlier daemon can be resumed: its states are ",
+                         "on nvme; attach under its name, with the same parameters"));
+    power.Put(job.job(), {.job_id = job.job_id(), .facts = job.power()});
+  }
+  for (const uint64_t job_id : nvme->kept()) {
+    if (power.HasId(job_id)) continue;
+    const std::string name = absl::StrCat("job-", absl::Hex(job_id, absl::kZeroPad16));
+    LogWarn(absl::StrCat(name,
+                         " has states on nvme, and the journal does not know whose they are; ",
+                         "they are kept: `zeroshard remove ", name, "` deletes them"));
+    power.Put(name, {.job_id = job_id, .facts = {}, .known = false});
+  }
 }
 
 absl::Status Server::Parts::StartGrpc() {

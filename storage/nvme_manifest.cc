@@ -37,7 +37,8 @@ struct ManifestHeader {
   uint32_t chunks;
   uint32_t extra_bytes;
   uint64_t body_checksum;
-  uint64_t zeros[52];
+  uint64_t revision;
+  uint64_t zeros[51];
   uint64_t checksum;
 };
 static_assert(sizeof(ManifestHeader) == kHeaderBytes);
@@ -88,7 +89,8 @@ absl::Status CheckHeader(const ManifestHeader& header, const ManifestIdentity& i
 }
 
 std::string StateText(const ManifestState& state) {
-  return absl::StrCat("step ", state.step, " (attempt ", state.attempt, ")");
+  return absl::StrCat("step ", state.step, " (attempt ", state.attempt,
+                      state.revision > 0 ? absl::StrCat(", revision ", state.revision) : "", ")");
 }
 
 }  // namespace
@@ -125,6 +127,7 @@ absl::StatusOr<std::string> EncodeManifest(const ManifestIdentity& identity,
   header.generation = manifest.generation;
   header.attempt = manifest.attempt;
   header.step = manifest.step;
+  header.revision = manifest.revision;
   header.chunks = identity.chunks;
   header.extra_bytes = static_cast<uint32_t>(manifest.extra.size());
   header.body_checksum = Xxh3_64(body);
@@ -153,6 +156,7 @@ absl::StatusOr<NvmeManifest> DecodeManifest(std::string_view copy, const Manifes
   manifest.generation = header.generation;
   manifest.attempt = header.attempt;
   manifest.step = header.step;
+  manifest.revision = header.revision;
   for (uint32_t chunk = 0; chunk < header.chunks; ++chunk) {
     ManifestEntry entry;
     std::memcpy(&entry, body.data() + chunk * sizeof(entry), sizeof(entry));
@@ -220,21 +224,26 @@ absl::StatusOr<ManifestFile> ManifestFile::Open(int dir_fd, const std::string& n
     file.found_copy_.insert(newer ? file.found_copy_.begin() : file.found_copy_.end(), copy);
     file.found_.insert(newer ? file.found_.begin() : file.found_.end(), *std::move(manifest));
   }
-  file.resumed_ = file.found_.empty() && file.problem_.ok();
+  file.resumed_ = file.unused();
   return file;
 }
 
 std::vector<ManifestState> ManifestFile::states() const {
   std::vector<ManifestState> states;
-  for (const NvmeManifest& manifest : found_) states.push_back({manifest.step, manifest.attempt});
+  for (const NvmeManifest& manifest : found_) states.push_back(StateOf(manifest));
   return states;
 }
 
 std::optional<size_t> ManifestFile::Find(const ManifestState& state) const {
   for (size_t i = 0; i < found_.size(); ++i) {
-    if (ManifestState{found_[i].step, found_[i].attempt} == state) return i;
+    if (StateOf(found_[i]) == state) return i;
   }
   return std::nullopt;
+}
+
+const NvmeManifest* ManifestFile::CopyOf(const ManifestState& state) const {
+  const std::optional<size_t> index = Find(state);
+  return index.has_value() ? &found_[*index] : nullptr;
 }
 
 absl::StatusOr<NvmeManifest> ManifestFile::Resume(const ManifestState& state, uint64_t generation) {
@@ -289,9 +298,13 @@ absl::StatusOr<std::string> ManifestFile::ReadCopy(uint32_t copy) const {
   return text;
 }
 
+// What lies behind the manifest is no part of it, whatever was there before.
 absl::Status ManifestFile::WriteCopy(uint32_t copy, const NvmeManifest& manifest) {
   ZS_ASSIGN_OR_RETURN(const std::string text, EncodeManifest(identity_, manifest));
-  ZS_RETURN_IF_ERROR(WriteAllAt(fd_.get(), AsBytes(text), copy * text.size(), path_));
+  const uint64_t used = RoundUpTo(
+      kHeaderBytes + manifest.images.size() * sizeof(ManifestEntry) + manifest.extra.size(), kPage);
+  const std::string_view written = std::string_view(text).substr(0, used);
+  ZS_RETURN_IF_ERROR(WriteAllAt(fd_.get(), AsBytes(written), copy * text.size(), path_));
   return SyncFile(fd_.get(), path_);
 }
 

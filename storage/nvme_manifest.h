@@ -41,6 +41,7 @@ struct NvmeManifest {
   uint64_t generation = 0;
   uint64_t attempt = 0;
   uint64_t step = 0;
+  uint64_t revision = 0;          // of the state, see ManifestState
   std::vector<SlotImage> images;  // one a chunk
   std::string extra;              // opaque: what is committed with the step
   friend bool operator==(const NvmeManifest&, const NvmeManifest&) = default;
@@ -60,6 +61,8 @@ absl::StatusOr<NvmeManifest> DecodeManifest(std::string_view copy, const Manifes
 struct ManifestState {
   uint64_t step = 0;
   uint64_t attempt = 0;
+  // Tells states of one attempt apart that differ by what was put between its step and the next.
+  uint64_t revision = 0;
   friend auto operator<=>(const ManifestState&, const ManifestState&) = default;
 };
 
@@ -82,6 +85,11 @@ class ManifestFile {
   std::vector<ManifestState> states() const;
   // What was wrong with the copies that were left out; OK when both are there or were never used.
   const absl::Status& problem() const { return problem_; }
+  // Neither copy was ever written.
+  bool unused() const { return found_.empty() && problem_.ok(); }
+
+  // The copy of that state, null when there is none.
+  const NvmeManifest* CopyOf(const ManifestState& state) const;
 
   // Goes on from the copy of that state: writes it under the new generation to the other copy, and
   // flushes. From then on no other state that Open found can be chosen. NotFound when there is no
@@ -105,6 +113,9 @@ class ManifestFile {
 
  private:
   ManifestFile() = default;
+  static ManifestState StateOf(const NvmeManifest& manifest) {
+    return {manifest.step, manifest.attempt, manifest.revision};
+  }
   absl::StatusOr<std::string> ReadCopy(uint32_t copy) const;
   absl::Status WriteCopy(uint32_t copy, const NvmeManifest& manifest);
   // Index into found_ of a state, or nothing.

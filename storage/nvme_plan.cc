@@ -117,6 +117,14 @@ uint64_t NvmePlan::home_bytes() const {
   return bytes;
 }
 
+uint64_t NvmePlan::ManifestExtra(const model::v1::EngineConfig& config, uint64_t parameters) {
+  constexpr uint64_t kNumbers = 512;
+  constexpr uint64_t kCount = 10;    // of a parameter's updates, as a varint
+  constexpr uint64_t kFraming = 16;  // of each user_state
+  return kNumbers + parameters * kCount +
+         config.world_size() * (config.user_state_bytes() + kFraming);
+}
+
 uint64_t NvmePlan::StagingBuffers(const model::v1::NvmeConfig& config, uint32_t lanes) const {
   const auto images = static_cast<uint64_t>(
       std::ranges::count_if(images_, [](const NvmeImage& image) { return image.elements > 0; }));

@@ -80,6 +80,9 @@ class NvmePlan {
   // Bytes of the arrays of all images at home on the tier.
   uint64_t home_bytes() const;
 
+  // Room in the manifest for the numbers of a job, and the user_state of all ranks.
+  static uint64_t ManifestExtra(const model::v1::EngineConfig& config, uint64_t parameters);
+
   // Buffers of one image each that a worker of `lanes` compute threads has for staging.
   uint64_t StagingBuffers(const model::v1::NvmeConfig& config, uint32_t lanes) const;
 

@@ -55,6 +55,10 @@ class Engine {
   // After a predecessor's death: repairs torn groups. Returns a sentence about what was found.
   absl::StatusOr<std::string> Recover();
 
+  // Instead of it, where the tier was opened to resume a job whose regions are lost: it goes on
+  // from there, `committed` being the attempt of its state. Waits for worker 0.
+  absl::Status Resume(uint64_t committed);
+
   // `rank` must be one of this worker's.
   void OnHello(uint32_t rank, const trainer::v1::Hello& hello);
   void OnRequest(uint32_t rank, const trainer::v1::SessionRequest& request);
@@ -136,8 +140,9 @@ class Engine {
   // Durability `power`: what the step in flight prepared survives, with the numbers after it;
   // before that, what it begins with.
   absl::Status Seal();
-  absl::Status SealCommitted();
+  bool SealCommitted();
   bool IsPowerSafe() const;
+  uint64_t PutsPosted() const;
   records::v1::JobState StateAfterStep() const;
   // The step in flight cannot be done here; it stays decided.
   void FailStep(const absl::Status& status);

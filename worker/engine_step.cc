@@ -76,6 +76,7 @@ bool Engine::AnnounceReady() {
     if (context_.board().merged(context_.me(), unit).tag.load(std::memory_order_acquire) < last)
       return false;
   }
+  if (IsPowerSafe() && !SealCommitted()) return false;
   const ExactSum sum = Squares(last);
   static_assert(sizeof(sum) == sizeof(slot.norm));
   std::memcpy(slot.norm, &sum, sizeof(sum));
@@ -199,14 +200,7 @@ bool Engine::Apply() {
 }
 
 absl::Status Engine::DoStep() {
-  ZS_RETURN_IF_ERROR(SealCommitted());
-  const bool skip = context_.board().header().decision.skip != 0;
-  if (!skip) ZS_RETURN_IF_ERROR(Update());
-  const absl::Status sealed = Seal();
-  if (!absl::IsFailedPrecondition(sealed)) return sealed;
-  // A predecessor died before the state that the step begins with had a manifest.
-  ZS_RETURN_IF_ERROR(SealCommitted());
-  if (!skip) ZS_RETURN_IF_ERROR(Update());
+  if (context_.board().header().decision.skip == 0) ZS_RETURN_IF_ERROR(Update());
   return Seal();
 }
 

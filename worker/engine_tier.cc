@@ -6,22 +6,70 @@
 #include "worker/engine.h"
 
 namespace zeroshard {
+namespace {
+
+// Worker 0 may wait for the drive before it.
+constexpr absl::Duration kResumePatience = absl::Seconds(120);
+
+}  // namespace
 
 bool Engine::IsPowerSafe() const {
   return tier_ != nullptr &&
          context_.memory().config().nvme().durability() == model::v1::DURABILITY_POWER;
 }
 
-absl::Status Engine::SealCommitted() {
-  if (!IsPowerSafe() || !tier_->NeedsSeal()) return absl::OkStatus();
-  return tier_->SealCommitted(JobState().SerializeAsString());
+// Before this worker says that it is ready for the step, so that no worker writes to slots of the
+// earlier manifest before all have this one. False when it cannot be done, or not yet.
+bool Engine::SealCommitted() {
+  const Board& board = context_.board();
+  for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
+    const uint64_t posted = board.rank(rank).put_tag.load(std::memory_order_acquire);
+    if (board.put_done(context_.me(), rank).load() != posted) return false;
+  }
+  if (!tier_->NeedsSeal(PutsPosted())) return true;
+  const absl::Status status = tier_->SealCommitted(JobState().SerializeAsString(), PutsPosted());
+  if (!status.ok()) FailStep(status);
+  return status.ok();
+}
+
+// When all ranks have arrived: the same for all workers until the step is committed, because ranks
+// that have arrived post no puts.
+uint64_t Engine::PutsPosted() const {
+  uint64_t puts = 0;
+  for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
+    puts += context_.board().rank(rank).put_tag.load(std::memory_order_acquire);
+  }
+  return puts;
 }
 
 absl::Status Engine::Seal() {
   if (!IsPowerSafe()) return absl::OkStatus();
   // Also of a step that changed nothing: its numbers are part of the state.
   ZS_RETURN_IF_ERROR(tier_->Open(attempt_, context_.board().numbers().step + 1));
-  return tier_->Seal(StateAfterStep().SerializeAsString());
+  return tier_->Seal(StateAfterStep().SerializeAsString(), PutsPosted());
+}
+
+// Before ranks are served: the leader sets the board to the resumed state, each worker makes the
+// parameters of its shards from their masters, which verifies every image, and then says in its
+// manifest that the job goes on from here.
+absl::Status Engine::Resume(uint64_t committed) {
+  records::v1::JobState state;
+  if (!state.ParseFromString(tier_->resumed_extra())) {
+    return absl::DataLossError("the job's numbers in the manifest are not readable");
+  }
+  const Board& board = context_.board();
+  if (context_.is_leader()) board.header().attempt.store(committed);
+  ZS_RETURN_IF_ERROR(FinishRestore(state, /*parameters_only=*/false));
+  const absl::Duration deadline = context_.now() + kResumePatience;
+  while (board.committed_attempt() != committed) {
+    if (context_.now() > deadline) {
+      return absl::UnavailableError("worker 0 has not resumed the job's numbers");
+    }
+    context_.memory().beats().fetch_add(1, std::memory_order_relaxed);
+    context_.SleepFor(absl::Milliseconds(1));
+  }
+  ZS_RETURN_IF_ERROR(shard_.RestoreParameters());
+  return tier_->ConfirmResume();
 }
 
 void Engine::FailStep(const absl::Status& status) {
@@ -32,7 +80,8 @@ void Engine::FailStep(const absl::Status& status) {
 }
 
 void Engine::OnMove(const internal::v1::MoveStates& command) {
-  if (mover_.has_value()) mover_->OnCommand(command);
+  // What is on the host does not survive the loss of power.
+  if (mover_.has_value() && !IsPowerSafe()) mover_->OnCommand(command);
 }
 
 void Engine::MoveStates() {
@@ -51,6 +100,7 @@ void Engine::AddTierStats(internal::v1::Stats& stats) const {
   }
   stats.set_nvme_pass_us(absl::ToInt64Microseconds(counters.passes));
   stats.set_nvme_wait_us(absl::ToInt64Microseconds(counters.waiting));
+  stats.set_nvme_seal_us(absl::ToInt64Microseconds(counters.seals));
   stats.set_nvme_compute_us(absl::ToInt64Microseconds(counters.compute));
   stats.set_nvme_retries(counters.retries);
   stats.set_nvme_damaged_images(counters.damaged_images);

@@ -1,11 +1,13 @@
 // zeroshard-worker: owns one partition of one job. Started by zeroshardd with its link as
 // descriptor 3.
+#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -34,6 +36,8 @@ namespace zeroshard {
 namespace {
 
 constexpr absl::Duration kStartTimeout = absl::Seconds(30);
+// How often a worker that waits for the others of its job says that it lives.
+constexpr int kResumePollMs = 50;
 
 // All that must be the same for every worker of a job: they send structs to one another.
 std::string Fingerprint(const JobMemory& memory) {
@@ -94,10 +98,7 @@ absl::StatusOr<std::unique_ptr<IoGate>> MakeGate(const JobMemory& memory, const 
       IoShare{.budget = std::move(budget), .holder = memory.io_holder()}, std::move(devices));
 }
 
-// Null in a job without one. The first start writes its files whole, which takes a while.
-absl::StatusOr<std::unique_ptr<NvmeTier>> OpenTier(JobMemory& memory, ThreadPool& pool,
-                                                   IoGate* gate) {
-  if (memory.nvme_plan() == nullptr) return nullptr;
+absl::StatusOr<NvmeTierOptions> TierOptions(JobMemory& memory, ThreadPool& pool, IoGate* gate) {
   const internal::v1::WorkerStart& start = memory.start();
   NvmeTierOptions options;
   options.job = start.job();
@@ -119,16 +120,78 @@ absl::StatusOr<std::unique_ptr<NvmeTier>> OpenTier(JobMemory& memory, ThreadPool
     return memory.pins().PinStaging(staging, memory.beats());
   };
   options.beat = [&memory] { memory.beats().fetch_add(1, std::memory_order_relaxed); };
-  ZS_ASSIGN_OR_RETURN(std::unique_ptr<NvmeTier> tier,
-                      NvmeTier::Open(*memory.nvme_plan(), std::move(options)));
-  LogInfo(absl::StrCat("nvme tier job=", start.job(), " worker=", memory.worker(), " ",
-                       tier->description()));
-  return tier;
+  options.manifest_extra =
+      NvmePlan::ManifestExtra(memory.config(), memory.layout().parameters().size());
+  return options;
+}
+
+// Tells the server what is left of a job whose regions are lost, and learns from it where all of
+// its workers go on; nothing when the job begins anew.
+absl::StatusOr<std::optional<TierResume>> AskWhereToGoOn(ControlLink& link, const NvmePlan& plan,
+                                                         const NvmeTierOptions& options) {
+  ZS_ASSIGN_OR_RETURN(const TierRemains remains, NvmeTier::Inspect(plan, options));
+  internal::v1::FromWorker message;
+  internal::v1::PowerStates& found = *message.mutable_power_states();
+  found.set_missing(remains.missing);
+  found.set_unused(remains.unused);
+  found.set_problem(remains.problem);
+  for (const ManifestState& state : remains.states) {
+    internal::v1::PowerState& out = *found.add_states();
+    out.set_step(state.step);
+    out.set_attempt(state.attempt);
+    out.set_revision(state.revision);
+  }
+  ZS_RETURN_IF_ERROR(link.Send(message));
+  while (true) {
+    options.beat();
+    pollfd readable = {link.fd(), POLLIN, 0};
+    if (poll(&readable, 1, kResumePollMs) <= 0) continue;
+    ZS_ASSIGN_OR_RETURN(const ControlLink::Command command, link.Receive(kStartTimeout));
+    if (command.message.has_stop()) return absl::CancelledError("stopped before the job resumed");
+    if (!command.message.has_resume()) continue;
+    const internal::v1::ResumeJob& resume = command.message.resume();
+    if (resume.fresh()) return std::nullopt;
+    return TierResume{{resume.state().step(), resume.state().attempt(), resume.state().revision()},
+                      resume.committed()};
+  }
+}
+
+struct OpenedTier {
+  std::unique_ptr<NvmeTier> tier;    // null in a job without one
+  std::optional<TierResume> resume;  // where it goes on
+};
+
+// The first start writes its files whole, which takes a while.
+absl::StatusOr<OpenedTier> OpenTier(ControlLink& link, JobMemory& memory, ThreadPool& pool,
+                                    IoGate* gate) {
+  OpenedTier opened;
+  if (memory.nvme_plan() == nullptr) return opened;
+  ZS_ASSIGN_OR_RETURN(NvmeTierOptions options, TierOptions(memory, pool, gate));
+  if (memory.start().resume() && !options.recover) {
+    ZS_ASSIGN_OR_RETURN(opened.resume, AskWhereToGoOn(link, *memory.nvme_plan(), options));
+    options.resume = opened.resume;
+  }
+  ZS_ASSIGN_OR_RETURN(opened.tier, NvmeTier::Open(*memory.nvme_plan(), std::move(options)));
+  LogInfo(absl::StrCat("nvme tier job=", memory.start().job(), " worker=", memory.worker(), " ",
+                       opened.tier->description()));
+  return opened;
+}
+
+// What a successor does, or a worker whose job goes on from its files; a sentence about it.
+absl::StatusOr<std::string> TakeUp(Engine& engine, const JobMemory& memory,
+                                   const std::optional<TierResume>& resume) {
+  if (memory.start().recover()) {
+    ZS_ASSIGN_OR_RETURN(std::string recovery, engine.Recover());
+    engine.OnDropAttempt(memory.start().drop_generation());
+    return recovery;
+  }
+  if (!resume.has_value()) return std::string();
+  ZS_RETURN_IF_ERROR(engine.Resume(resume->committed));
+  return absl::StrCat("resumed at step ", resume->state.step, " from its nvme paths");
 }
 
 absl::Status RunWorker(ControlLink& link) {
   ZS_ASSIGN_OR_RETURN(ControlLink::Start start, link.ReceiveStart(kStartTimeout));
-  const bool recover = start.start.recover();
   ZS_ASSIGN_OR_RETURN(std::unique_ptr<JobMemory> memory,
                       JobMemory::Create(std::move(start.start), std::move(start.regions)));
   ZS_ASSIGN_OR_RETURN(std::unique_ptr<ThreadPool> pool, MakePool(*memory));
@@ -136,9 +199,9 @@ absl::Status RunWorker(ControlLink& link) {
   EventQueue events(memory->doorbell(memory->worker()));
   WorkerLoop loop(*memory, link, events, clock);
   ZS_ASSIGN_OR_RETURN(const std::unique_ptr<IoGate> gate, MakeGate(*memory, clock));
-  ZS_ASSIGN_OR_RETURN(std::unique_ptr<NvmeTier> tier, OpenTier(*memory, *pool, gate.get()));
+  ZS_ASSIGN_OR_RETURN(OpenedTier opened, OpenTier(link, *memory, *pool, gate.get()));
   ZS_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
-                      Engine::Create(*memory, *pool, clock, loop, std::move(tier)));
+                      Engine::Create(*memory, *pool, clock, loop, std::move(opened.tier)));
   loop.SetEngine(engine.get());
   // Last made, first gone: the mesh's threads call the loop.
   ControlStore store(link);
@@ -150,10 +213,8 @@ absl::Status RunWorker(ControlLink& link) {
   }
 
   internal::v1::FromWorker ready;
-  if (recover) {
-    ZS_ASSIGN_OR_RETURN(*ready.mutable_ready()->mutable_recovery(), engine->Recover());
-    engine->OnDropAttempt(memory->start().drop_generation());
-  }
+  ZS_ASSIGN_OR_RETURN(*ready.mutable_ready()->mutable_recovery(),
+                      TakeUp(*engine, *memory, opened.resume));
   ready.mutable_ready()->set_step(memory->board().numbers().step);
   ZS_ASSIGN_OR_RETURN(std::unique_ptr<SessionServer> sessions,
                       SessionServer::Start(memory->TakeListener(), memory->ranks(), events));

@@ -20,7 +20,7 @@ class NvmeTier::Impl {
 
   absl::Status Init(const NvmePlan& plan);
   absl::Status Run(std::span<const TierItem> items, TierWork work);
-  absl::Status Seal(const std::string& extra);
+  absl::Status Seal(const std::string& extra, uint64_t revision);
 
   TierStore& store() { return *store_; }
   TierCounters counters() const;
@@ -55,8 +55,10 @@ absl::Status NvmeTier::Impl::Run(std::span<const TierItem> items, TierWork work)
   return status;
 }
 
-absl::Status NvmeTier::Impl::Seal(const std::string& extra) {
-  const absl::Status status = store_->Seal([this] { return mover_->Sync(); }, extra);
+absl::Status NvmeTier::Impl::Seal(const std::string& extra, uint64_t revision) {
+  const absl::Duration begin = SystemClock().Elapsed();
+  const absl::Status status = store_->Seal([this] { return mover_->Sync(); }, extra, revision);
+  counters_.seals += SystemClock().Elapsed() - begin;
   if (mover_->failed()) mover_->Settle();
   return status;
 }
@@ -85,6 +87,11 @@ absl::StatusOr<std::unique_ptr<NvmeTier>> NvmeTier::Open(const NvmePlan& plan,
   return std::unique_ptr<NvmeTier>(new NvmeTier(plan, std::move(impl)));
 }
 
+absl::StatusOr<TierRemains> NvmeTier::Inspect(const NvmePlan& plan,
+                                              const NvmeTierOptions& options) {
+  return TierStore::Inspect(plan, options);
+}
+
 uint64_t NvmeTier::StagingBytes(const NvmePlan& plan, const NvmeTierOptions& options) {
   return TierMover::StagingImages(plan, options) * plan.max_image_bytes();
 }
@@ -104,7 +111,12 @@ absl::Status NvmeTier::Run(std::span<const TierItem> items, Work work) {
   return impl_->Run(items, work);
 }
 
-absl::Status NvmeTier::Seal(const std::string& extra) { return impl_->Seal(extra); }
+absl::Status NvmeTier::Seal(const std::string& extra, uint64_t revision) {
+  return impl_->Seal(extra, revision);
+}
+bool NvmeTier::NeedsSeal(uint64_t revision) const { return impl_->store().NeedsSeal(revision); }
+const std::string& NvmeTier::resumed_extra() const { return impl_->store().resumed_extra(); }
+absl::Status NvmeTier::ConfirmResume() { return impl_->store().ConfirmResume(); }
 absl::Status NvmeTier::Commit(uint64_t attempt) { return impl_->store().Commit(attempt); }
 absl::Status NvmeTier::Forget(uint32_t image) { return impl_->store().Forget(image); }
 void NvmeTier::Tick() { impl_->store().Tick(); }

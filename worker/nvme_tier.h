@@ -38,6 +38,9 @@ class NvmeTier {
   // table that is not this job's.
   static absl::StatusOr<std::unique_ptr<NvmeTier>> Open(const NvmePlan& plan,
                                                         NvmeTierOptions options);
+  // What is there of a job whose region is lost, for NvmeTierOptions::resume; waits until its last
+  // worker is gone. Changes nothing.
+  static absl::StatusOr<TierRemains> Inspect(const NvmePlan& plan, const NvmeTierOptions& options);
   // Waits for what is in flight, at most a few seconds; memory that is then
   // still in use stays.
   ~NvmeTier();
@@ -69,12 +72,21 @@ class NvmeTier {
 
   // What the open attempt has prepared survives the loss of power afterwards
   // (durability power; nothing to do otherwise). `extra` is stored with it.
-  absl::Status Seal(const std::string& extra);
+  // See ManifestState::revision.
+  absl::Status Seal(const std::string& extra, uint64_t revision = 0);
+  // Whether a step would begin with states of which there is no manifest: the committed attempt
+  // must be opened and sealed first. Never without durability power.
+  bool NeedsSeal(uint64_t revision) const;
   // Makes it the state.
   absl::Status Commit(uint64_t attempt);
 
   // The image is on the host now; its slots are free.
   absl::Status Forget(uint32_t image);
+
+  // After Open with `resume`: what was sealed with the state; and that all was found right, so that
+  // the job goes on from it. Before that nothing is written.
+  const std::string& resumed_extra() const;
+  absl::Status ConfirmResume();
 
   // Now and then: frees what a dead predecessor can no longer write to.
   void Tick();

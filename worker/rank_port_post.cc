@@ -131,6 +131,9 @@ absl::Status RankPort::Put(const Request& request) {
 // One put of a rank is on the board at a time.
 bool RankPort::PostPut() {
   if (puts_.empty()) return false;
+  // The states that a step begins with have their manifest by then (Engine::PutsPosted).
+  const model::v1::EngineConfig& config = context_.memory().config();
+  if (config.nvme().durability() == model::v1::DURABILITY_POWER && HasArrived()) return false;
   const bool busy = std::any_of(posted_.begin(), posted_.end(), [&](const Posted& posted) {
     return posted.kind == Posted::Kind::kPut && !IsComplete(posted);
   });

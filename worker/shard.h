@@ -170,6 +170,9 @@ class Shard {
   // Copies the part `grains` of one of them in (see WriteStateArray), on the host.
   void WriteArray(uint32_t unit, const StateArray& array, GrainRange grains,
                   std::span<const std::byte> in) const;
+  // Reads all that is on the NVMe tier, and makes the parameters on the host whose states are
+  // there: each is its rounded master. For regions that are new; all units count as put afterwards.
+  absl::Status RestoreParameters() const;
   // Whether a part of the unit is on the NVMe tier now.
   bool OnTier(uint32_t unit) const;
 
@@ -196,6 +199,7 @@ class Shard {
   std::vector<UnitUpdate> PrepareUpdates(const ApplyJob& job) const;
   absl::Status ApplyOnTier(const ApplyJob& job, std::span<const UnitUpdate> updates,
                            std::span<const uint32_t> chunks) const;
+  void RestoreFromImage(uint32_t chunk, std::byte* image) const;
   void UpdateImage(const UnitUpdate& update, const TierItem& item,
                    const TierBuffers& buffers) const;
   uint32_t ParameterImageHeld(uint32_t chunk) const;

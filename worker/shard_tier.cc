@@ -92,6 +92,32 @@ void Shard::UpdateImage(const UnitUpdate& update, const TierItem& item,
   }
 }
 
+absl::Status Shard::RestoreParameters() const {
+  std::vector<TierItem> items;
+  for (uint32_t image = 0; image < tier_->plan().images().size(); ++image) {
+    if (tier_->Holds(image)) items.push_back({.read = image});
+  }
+  ZS_RETURN_IF_ERROR(tier_->Run(items, [&](const TierItem& item, const TierBuffers& buffers) {
+    RestoreFromImage(item.read, buffers.read);
+    return absl::OkStatus();
+  }));
+  for (uint32_t unit = 0; unit < memory_->layout().units().size(); ++unit) {
+    MarkPut(unit, {0, memory_->layout().units()[unit].grains});
+  }
+  return absl::OkStatus();
+}
+
+void Shard::RestoreFromImage(uint32_t chunk, std::byte* image) const {
+  if (tier_->plan().images()[chunk].parameters || ParameterImageHeld(chunk) != kNoImage) return;
+  const ChunkPlan& plan = memory_->plan().chunks()[chunk];
+  const UnitState state = StateInImage(states_[plan.unit], plan, tier_->plan().shape(chunk), image);
+  const DType dtype = memory_->layout().units()[plan.unit].dtype;
+  ConvertElements(state.arrays.param + plan.begin, DType::kFloat32,
+                  memory_->parameters_at_rest(plan.unit) + plan.begin * SizeOf(dtype), dtype,
+                  plan.elements);
+  StoreFence();
+}
+
 std::vector<uint32_t> Shard::ParameterImages(uint32_t unit) const {
   if (tier_ == nullptr) return {};
   return tier_->ParameterImages(unit, 0, memory_->layout().units()[unit].elements());

@@ -28,7 +28,7 @@ std::vector<TierItem> ItemsOf(std::span<const uint32_t> images, bool read) {
 }  // namespace
 
 StateTier::StateTier(const JobMemory& memory, std::unique_ptr<NvmeTier> tier)
-    : memory_(memory), tier_(std::move(tier)), needs_seal_(!memory.start().recover()) {}
+    : memory_(memory), tier_(std::move(tier)) {}
 
 absl::Status StateTier::Recover() {
   ZS_RETURN_IF_ERROR(FollowCommit());
@@ -61,17 +61,13 @@ absl::Status StateTier::BeginCommitted() {
   return Open(committed_, memory_.board().numbers().step);
 }
 
-absl::Status StateTier::SealCommitted(const std::string& extra) {
+absl::Status StateTier::SealCommitted(const std::string& extra, uint64_t revision) {
   ZS_RETURN_IF_ERROR(BeginCommitted());
-  ZS_RETURN_IF_ERROR(tier_->Seal(extra));
-  needs_seal_ = false;
-  return absl::OkStatus();
+  return tier_->Seal(extra, revision);
 }
 
-absl::Status StateTier::Seal(const std::string& extra) {
-  const absl::Status status = tier_->Seal(extra);
-  needs_seal_ |= absl::IsFailedPrecondition(status);
-  return status;
+absl::Status StateTier::Seal(const std::string& extra, uint64_t revision) {
+  return tier_->Seal(extra, revision);
 }
 
 absl::Status StateTier::Run(std::span<const TierItem> items, NvmeTier::Work work) {
@@ -111,7 +107,6 @@ absl::Status StateTier::Discard(std::span<const uint32_t> images) {
   ZS_RETURN_IF_ERROR(FollowCommit());
   for (const uint32_t image : images) {
     if (!Holds(image)) continue;
-    needs_seal_ = true;
     ZS_RETURN_IF_ERROR(tier_->Forget(image));
   }
   return absl::OkStatus();
@@ -124,7 +119,6 @@ absl::Status StateTier::Demote(std::span<const uint32_t> images) {
   }
   if (on_host.empty()) return absl::OkStatus();
   ZS_RETURN_IF_ERROR(BeginCommitted());
-  needs_seal_ = true;
   ZS_RETURN_IF_ERROR(
       Run(ItemsOf(on_host, /*read=*/false), [&](const TierItem& item, const TierBuffers& buffers) {
         const ChunkShape& shape = plan().shape(item.write);

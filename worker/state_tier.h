@@ -43,12 +43,13 @@ class StateTier {
   // that is open.
   absl::Status Open(uint64_t attempt, uint64_t step);
   absl::Status Run(std::span<const TierItem> items, NvmeTier::Work work);
-  // Durability `power`. Whether the committed state needs a manifest before a step may begin: there
-  // is none yet, or states have moved since.
-  bool NeedsSeal() const { return needs_seal_; }
-  absl::Status SealCommitted(const std::string& extra);
-  // See NvmeTier; FailedPrecondition when NeedsSeal after all, as a predecessor did not come to it.
-  absl::Status Seal(const std::string& extra);
+  // Durability `power`, see NvmeTier. Whether the committed state needs a manifest before a step
+  // may begin: there is none yet, or something was put or restored since.
+  bool NeedsSeal(uint64_t revision) const { return tier_->NeedsSeal(revision); }
+  absl::Status SealCommitted(const std::string& extra, uint64_t revision);
+  absl::Status Seal(const std::string& extra, uint64_t revision);
+  const std::string& resumed_extra() const { return tier_->resumed_extra(); }
+  absl::Status ConfirmResume() { return tier_->ConfirmResume(); }
 
   // Between two steps. The images' contents are in the partition afterwards; those that are there
   // already stay.
@@ -84,7 +85,6 @@ class StateTier {
   std::unique_ptr<NvmeTier> tier_;
   uint64_t committed_ = kNothing;  // the last attempt that the tier was told of
   uint64_t open_ = kNothing;
-  bool needs_seal_;
 };
 
 }  // namespace zeroshard

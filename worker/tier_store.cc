@@ -60,7 +60,7 @@ absl::Status TierStore::Final(absl::Status status) {
 
 absl::Status TierStore::Begin(uint64_t attempt, uint64_t step) {
   ZS_RETURN_IF_ERROR(final_);
-  if (sealed_.has_value() && *sealed_ != attempt) {
+  if (sealed_.has_value() && sealed_->attempt != attempt) {
     ZS_RETURN_IF_ERROR(Final(manifest_->Revoke()));
     sealed_.reset();
   }
@@ -91,19 +91,24 @@ absl::Status TierStore::Verify(uint32_t image, const TierPlace& place,
 absl::StatusOr<TierPlace> TierStore::Reserve(uint32_t image) {
   ZS_RETURN_IF_ERROR(final_);
   if (!open_) return absl::FailedPreconditionError("no attempt is open on the nvme tier");
-  while (true) {
-    const absl::StatusOr<uint32_t> slot = table_->Reserve(image);
-    if (!slot.ok()) {
-      exhausted_ |= absl::IsUnavailable(slot.status()) && !quarantined_;
-      return slot.status();
-    }
+  std::vector<uint32_t> durable;
+  absl::StatusOr<uint32_t> slot = table_->Reserve(image);
+  for (; slot.ok(); slot = table_->Reserve(image)) {
     if (damaged_slots_.erase(*slot) > 0) {
       Failed(*slot);
-      continue;
+    } else if (*slot < durable_slots_.size() && durable_slots_[*slot]) {
+      durable.push_back(*slot);
+    } else {
+      break;
     }
-    const SlotPlace& place = plan_.extents().slot(*slot);
-    return TierPlace{place.path, place.offset, {*slot, table_->generation(), attempt_, step_, 0}};
   }
+  for (const uint32_t other : durable) table_->Release(other);
+  if (!slot.ok()) {
+    exhausted_ |= absl::IsUnavailable(slot.status()) && !quarantined_;
+    return slot.status();
+  }
+  const SlotPlace& place = plan_.extents().slot(*slot);
+  return TierPlace{place.path, place.offset, {*slot, table_->generation(), attempt_, step_, 0}};
 }
 
 SlotImage TierStore::Encode(uint32_t image, const TierPlace& place,
@@ -122,8 +127,9 @@ void TierStore::ForgiveIfExhausted() {
   for (const uint32_t slot : std::exchange(failed_slots_, {})) table_->Release(slot);
 }
 
-NvmeManifest TierStore::ManifestOfTable(const std::string& extra) const {
+NvmeManifest TierStore::ManifestOfTable(const std::string& extra, uint64_t revision) const {
   NvmeManifest manifest;
+  manifest.revision = revision;
   manifest.generation = table_->generation();
   manifest.attempt = attempt_;
   manifest.step = step_;
@@ -136,25 +142,48 @@ NvmeManifest TierStore::ManifestOfTable(const std::string& extra) const {
   return manifest;
 }
 
-absl::Status TierStore::Seal(absl::FunctionRef<absl::Status()> sync, const std::string& extra) {
+void TierStore::SetDurable(NvmeManifest manifest) {
+  durable_slots_.assign(plan_.extents().slots(), false);
+  for (const SlotImage& image : manifest.images) {
+    if (image.slot < durable_slots_.size()) durable_slots_[image.slot] = true;
+  }
+  durable_ = std::move(manifest);
+}
+
+bool TierStore::NeedsSeal(uint64_t revision) const {
+  if (!power()) return false;
+  if (!durable_.has_value() || durable_->attempt != table_->committed() ||
+      durable_->revision != revision) {
+    return true;
+  }
+  for (uint32_t image = 0; image < table_->chunks(); ++image) {
+    const SlotImage none{.slot = kNoSlot};
+    if (table_->Current(image).value_or(none) != durable_->images[image]) return true;
+  }
+  return false;
+}
+
+absl::Status TierStore::Seal(absl::FunctionRef<absl::Status()> sync, const std::string& extra,
+                             uint64_t revision) {
   ZS_RETURN_IF_ERROR(final_);
   if (!open_) return absl::FailedPreconditionError("no attempt is open on the nvme tier");
   // A manifest of this attempt may be what the job is committing: it stays as it is.
-  if (!power() || sealed_ == attempt_) return absl::OkStatus();
+  if (!power() || (sealed_.has_value() && sealed_->attempt == attempt_)) return absl::OkStatus();
   const bool at_once = attempt_ == table_->committed();
-  if (!at_once && !has_manifest_) {
+  if (!at_once && !durable_.has_value()) {
     return absl::FailedPreconditionError(
         "the states that an attempt begins with have no manifest: seal them first");
   }
   ZS_RETURN_IF_ERROR(Final(sync()));
   ZS_FAULT_POINT("worker.tier.after_flush");
-  ZS_RETURN_IF_ERROR(Final(manifest_->Prepare(ManifestOfTable(extra))));
+  NvmeManifest manifest = ManifestOfTable(extra, revision);
+  ZS_RETURN_IF_ERROR(Final(manifest_->Prepare(manifest)));
   ZS_FAULT_POINT("worker.tier.after_prepare");
   if (at_once) {
     manifest_->Committed();
-    has_manifest_ = true;
+    SetDurable(std::move(manifest));
   } else {
-    sealed_ = attempt_;
+    sealed_ = std::move(manifest);
   }
   return absl::OkStatus();
 }
@@ -162,9 +191,9 @@ absl::Status TierStore::Seal(absl::FunctionRef<absl::Status()> sync, const std::
 absl::Status TierStore::Commit(uint64_t attempt) {
   ZS_FAULT_POINT("worker.tier.before_commit");
   ZS_RETURN_IF_ERROR(table_->Commit(attempt));
-  if (sealed_ == attempt) {
+  if (sealed_.has_value() && sealed_->attempt == attempt) {
     manifest_->Committed();
-    sealed_.reset();
+    SetDurable(*std::exchange(sealed_, std::nullopt));
   }
   open_ = false;
   return absl::OkStatus();

@@ -41,6 +41,9 @@ class TierStore {
   static absl::StatusOr<std::unique_ptr<TierStore>> Open(const NvmePlan& plan,
                                                          const NvmeTierOptions& options);
 
+  // See NvmeTier::Inspect.
+  static absl::StatusOr<TierRemains> Inspect(const NvmePlan& plan, const NvmeTierOptions& options);
+
   const NvmePlan& plan() const { return plan_; }
   std::vector<int> fds() const;
   const std::string& file_name(uint32_t path) const { return files_[path].name(); }
@@ -75,8 +78,15 @@ class TierStore {
   // Uses slots again whose writes failed; at the begin of a pass when no others are left.
   void ForgiveIfExhausted();
 
+  // Whether the committed state has another manifest than it needs, or none.
+  bool NeedsSeal(uint64_t revision) const;
   // `sync`: flushes all files.
-  absl::Status Seal(absl::FunctionRef<absl::Status()> sync, const std::string& extra);
+  absl::Status Seal(absl::FunctionRef<absl::Status()> sync, const std::string& extra,
+                    uint64_t revision);
+  // What was committed with the state that was resumed; and that it is the job's from now on, which
+  // is written to the manifest.
+  const std::string& resumed_extra() const { return durable_->extra; }
+  absl::Status ConfirmResume();
   absl::Status Commit(uint64_t attempt);
   absl::Status Forget(uint32_t image);
 
@@ -97,10 +107,17 @@ class TierStore {
 
   absl::Status AdmitPaths();
   absl::Status CreateFresh();
+  absl::Status Resume();
+  absl::Status OpenManifest();
+  absl::Status AwaitDrained();
+  absl::Status AwaitUnused();
+  bool IsWhole(const NvmeManifest& manifest) const;
   absl::Status Recover();
   absl::Status AdoptFiles();
   absl::Status AdoptManifest();
-  NvmeManifest ManifestOfTable(const std::string& extra) const;
+  NvmeManifest ManifestOfTable(const std::string& extra, uint64_t revision) const;
+  // What is on disk for the committed state from now on.
+  void SetDurable(NvmeManifest manifest);
   // Keeps an error after which the tier must not be used.
   absl::Status Final(absl::Status status);
 
@@ -111,8 +128,9 @@ class TierStore {
   std::vector<ExtentFile> files_;
   std::optional<SlotTable> table_;
   std::optional<ManifestFile> manifest_;
-  std::optional<uint64_t> sealed_;  // attempt of the manifest that is not committed
-  bool has_manifest_ = false;       // of the committed state
+  std::optional<NvmeManifest> sealed_;   // on disk, of an attempt that is not committed
+  std::optional<NvmeManifest> durable_;  // on disk, the newest of what was committed
+  std::vector<bool> durable_slots_;      // that it names: not written before there is another
   absl::Status final_;
   bool open_ = false;
   uint64_t attempt_ = 0;

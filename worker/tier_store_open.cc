@@ -2,6 +2,7 @@
 //
 // A fresh start writes the files first and the table last, whose magic number says that all is
 // there: a process that dies before that leaves files that its successor removes.
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,8 +11,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/fault_point.h"
 #include "base/status.h"
+#include "storage/file_io.h"
 #include "storage/named_dir.h"
 #include "worker/tier_store.h"
 
@@ -46,7 +49,9 @@ absl::StatusOr<std::unique_ptr<TierStore>> TierStore::Open(const NvmePlan& plan,
   ZS_RETURN_IF_ERROR(CheckOptions(plan, options));
   std::unique_ptr<TierStore> store(new TierStore(plan, options));
   ZS_RETURN_IF_ERROR(store->AdmitPaths());
-  if (options.recover && store->HasTable()) {
+  if (options.resume.has_value()) {
+    ZS_RETURN_IF_ERROR(store->Resume());
+  } else if (options.recover && store->HasTable()) {
     ZS_RETURN_IF_ERROR(store->Recover());
   } else {
     ZS_RETURN_IF_ERROR(store->CreateFresh());
@@ -69,7 +74,7 @@ ManifestIdentity TierStore::ManifestIdentityOf() const {
           .plan_fingerprint = plan_.extents().fingerprint(),
           .worker = options_.worker,
           .chunks = static_cast<uint32_t>(plan_.images().size()),
-          .max_extra = kTierManifestExtra};
+          .max_extra = options_.manifest_extra};
 }
 
 // The magic number of a table is written last.
@@ -114,6 +119,133 @@ absl::Status TierStore::CreateFresh() {
   return AdoptFiles();
 }
 
+namespace {
+
+// Longer than a process that was killed takes to be gone, unless a drive hangs.
+constexpr absl::Duration kPatience = absl::Seconds(60);
+constexpr absl::Duration kPause = absl::Milliseconds(10);
+// The table that is lost may have been taken over often since its last manifest.
+constexpr uint64_t kGenerationsBetween = 4096;
+
+}  // namespace
+
+absl::StatusOr<TierRemains> TierStore::Inspect(const NvmePlan& plan,
+                                               const NvmeTierOptions& options) {
+  TierStore store(plan, options);
+  ZS_RETURN_IF_ERROR(store.AdmitPaths());
+  ZS_RETURN_IF_ERROR(store.AwaitUnused());
+  TierRemains remains;
+  const absl::Status opened = store.OpenManifest();
+  if (absl::IsNotFound(opened)) {
+    remains.missing = true;
+    remains.problem = std::string(opened.message());
+    return remains;
+  }
+  ZS_RETURN_IF_ERROR(opened);
+  remains.unused = store.manifest_->unused();
+  remains.problem = std::string(store.manifest_->problem().message());
+  for (const NvmeManifest& manifest : store.manifest_->copies()) {
+    if (store.IsWhole(manifest)) {
+      remains.states.push_back({manifest.step, manifest.attempt, manifest.revision});
+    } else {
+      absl::StrAppend(&remains.problem, remains.problem.empty() ? "" : "; ", "step ", manifest.step,
+                      " is not whole on the nvme tier");
+    }
+  }
+  return remains;
+}
+
+bool TierStore::IsWhole(const NvmeManifest& manifest) const {
+  for (uint32_t image = 0; image < plan_.images().size(); ++image) {
+    const NvmeImage& planned = plan_.images()[image];
+    if (planned.home && planned.elements > 0 && manifest.images[image].slot == kNoSlot)
+      return false;
+  }
+  return true;
+}
+
+// Until the worker of the lost region is gone, with all that it may write to its manifest.
+absl::Status TierStore::AwaitUnused() {
+  const absl::Time deadline = absl::Now() + kPatience;
+  for (uint32_t p = 0; p < paths_.size(); ++p) {
+    const std::string name = ExtentFileName(options_.job_id, options_.worker, p);
+    const absl::StatusOr<UniqueFd> fd =
+        OpenBeneath(paths_[p].directory.get(), name, O_RDONLY | O_CLOEXEC);
+    if (absl::IsNotFound(fd.status())) continue;
+    ZS_RETURN_IF_ERROR(fd.status());
+    while (true) {
+      ZS_ASSIGN_OR_RETURN(const bool used, ExtentInUse(fd->get(), name));
+      if (!used) break;
+      if (absl::Now() > deadline) {
+        return absl::FailedPreconditionError(
+            absl::StrCat(DescribeFd(fd->get()), " is still used by another process, after ",
+                         absl::FormatDuration(kPatience),
+                         "; an earlier worker of the job hangs, or two daemons "
+                         "share the path"));
+      }
+      options_.beat();
+      absl::SleepFor(kPause);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TierStore::AwaitDrained() {
+  const absl::Time deadline = absl::Now() + kPatience;
+  for (const ExtentFile& file : files_) {
+    while (true) {
+      ZS_ASSIGN_OR_RETURN(const bool drained, file.Drained());
+      if (drained) break;
+      if (absl::Now() > deadline) {
+        return absl::UnavailableError(
+            absl::StrCat(file.name(), " is still being written to by an earlier process, after ",
+                         absl::FormatDuration(kPatience), ": its drive hangs"));
+      }
+      options_.beat();
+      absl::SleepFor(kPause);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Nothing on disk is changed: that is for ConfirmResume, when all was read and found right.
+absl::Status TierStore::Resume() {
+  ZS_RETURN_IF_ERROR(OpenManifest());
+  const NvmeManifest* manifest = manifest_->CopyOf(options_.resume->state);
+  if (manifest == nullptr) {
+    return absl::DataLossError(absl::StrCat(ManifestFileName(options_.job_id, options_.worker),
+                                            " does not hold step ", options_.resume->state.step,
+                                            " any more"));
+  }
+  uint64_t generation = 0;
+  for (const NvmeManifest& copy : manifest_->copies()) {
+    generation = std::max(generation, copy.generation);
+  }
+  std::memset(options_.table.data(), 0, plan_.table_bytes());
+  ZS_ASSIGN_OR_RETURN(
+      table_, SlotTable::Format(options_.table,
+                                plan_.table_shape(options_.job_id, options_.layout_fingerprint),
+                                generation + kGenerationsBetween, options_.resume->committed));
+  for (uint32_t image = 0; image < manifest->images.size(); ++image) {
+    if (manifest->images[image].slot == kNoSlot) continue;
+    ZS_RETURN_IF_ERROR(table_->Restore(image, manifest->images[image]));
+  }
+  ZS_RETURN_IF_ERROR(AdoptFiles());
+  ZS_RETURN_IF_ERROR(AwaitDrained());
+  SetDurable(*manifest);
+  return absl::OkStatus();
+}
+
+absl::Status TierStore::ConfirmResume() {
+  ZS_FAULT_POINT("worker.tier.before_resume");
+  absl::StatusOr<NvmeManifest> manifest =
+      manifest_->Resume(options_.resume->state, table_->generation());
+  ZS_RETURN_IF_ERROR(Final(manifest.status()));
+  SetDurable(*std::move(manifest));
+  ZS_FAULT_POINT("worker.tier.after_resume");
+  return absl::OkStatus();
+}
+
 absl::Status TierStore::Recover() {
   const SlotTableShape shape = plan_.table_shape(options_.job_id, options_.layout_fingerprint);
   ZS_ASSIGN_OR_RETURN(table_, SlotTable::Adopt(options_.table, shape));
@@ -137,21 +269,28 @@ absl::Status TierStore::AdoptFiles() {
 // The newest manifest of a committed attempt is the committed one: steps are sealed before they are
 // committed, and what is committed without a seal changes nothing.
 absl::Status TierStore::AdoptManifest() {
-  const std::string name = ManifestFileName(options_.job_id, options_.worker);
-  ZS_ASSIGN_OR_RETURN(manifest_,
-                      ManifestFile::Open(paths_[0].directory.get(), name, ManifestIdentityOf()));
+  ZS_RETURN_IF_ERROR(OpenManifest());
   std::optional<ManifestState> committed;
   for (const ManifestState& state : manifest_->states()) {
     if (state.attempt > options_.committed) {
-      sealed_ = state.attempt;
+      sealed_ = *manifest_->CopyOf(state);
     } else if (!committed.has_value() || *committed < state) {
       committed = state;
     }
   }
   // Nothing was sealed before the predecessor died.
   if (!committed.has_value() && manifest_->problem().ok()) return absl::OkStatus();
-  has_manifest_ = true;
-  return manifest_->Adopt(committed.value_or(ManifestState{.attempt = options_.committed}));
+  ZS_RETURN_IF_ERROR(
+      manifest_->Adopt(committed.value_or(ManifestState{.attempt = options_.committed})));
+  SetDurable(*manifest_->CopyOf(*committed));
+  return absl::OkStatus();
+}
+
+absl::Status TierStore::OpenManifest() {
+  const std::string name = ManifestFileName(options_.job_id, options_.worker);
+  ZS_ASSIGN_OR_RETURN(manifest_,
+                      ManifestFile::Open(paths_[0].directory.get(), name, ManifestIdentityOf()));
+  return absl::OkStatus();
 }
 
 }  // namespace zeroshard

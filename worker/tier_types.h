@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,12 +19,16 @@
 #include "proto/model.pb.h"
 #include "storage/io_backend.h"
 #include "storage/io_queue.h"
+#include "storage/nvme_manifest.h"
 #include "storage/nvme_plan.h"
 
 namespace zeroshard {
 
-// Room in a manifest for what is committed with a step (NvmeTier::Seal).
-inline constexpr uint64_t kTierManifestExtra = uint64_t{1} << 20;
+// Where a job goes on whose region is lost (docs/nvme.md, "Power loss").
+struct TierResume {
+  ManifestState state;     // that all workers have
+  uint64_t committed = 0;  // attempt under which it is the job's committed state from now on
+};
 
 // Whom a tier asks before each transfer, so that what moves on a path may be bounded and shared
 // with others. Loop thread only.
@@ -36,6 +41,14 @@ class IoGate {
   virtual void Done(uint32_t path) = 0;
   // A transfer that may have had to wait is not wanted any more.
   virtual void Withdraw(uint32_t path, IoOperation operation) = 0;
+};
+
+// What is left on disk of a worker whose region is lost.
+struct TierRemains {
+  bool missing = false;               // there is no manifest file
+  bool unused = false;                // its job had not begun its first step
+  std::vector<ManifestState> states;  // that a job may go on from
+  std::string problem;                // why there are not more
 };
 
 struct NvmeTierPath {
@@ -57,7 +70,11 @@ struct NvmeTierOptions {
   std::span<std::byte> table;                     // the slot-table region
   bool recover = false;                           // it holds a predecessor's table
   uint64_t committed = 0;                         // the job's last committed attempt
-  ThreadPool* pool = nullptr;                     // without one all work is done by the loop thread
+  // Instead of both: the files are there, of a job whose region is lost.
+  std::optional<TierResume> resume = std::nullopt;
+  // Room in a manifest for what is committed with a step (NvmeTier::Seal).
+  uint64_t manifest_extra = uint64_t{1} << 20;
+  ThreadPool* pool = nullptr;  // without one all work is done by the loop thread
   // Called with staging memory when it is made, so that it may be pinned.
   std::function<absl::Status(std::span<std::byte>)> pin = [](std::span<std::byte>) {
     return absl::OkStatus();
@@ -97,6 +114,7 @@ struct TierCounters {
   absl::Duration passes;   // spent in Run
   absl::Duration waiting;  // of it: no lane had anything to do because transfers were awaited
   absl::Duration compute;  // of all lanes
+  absl::Duration seals;    // flushes and manifests of durability power
   uint64_t retries = 0;    // images that failed to be moved and were tried again
   uint64_t damaged_images = 0;
   uint64_t failed_slots = 0;  // taken out of use after an error

@@ -22,6 +22,7 @@ using internal::v1::WorkerRegion;
 
 constexpr uint64_t kJobId = 0x5eed;
 constexpr int kMaxRounds = 10000;
+constexpr uint64_t kManifestExtra = 32 << 10;
 
 template <typename T>
 T Must(absl::StatusOr<T> value) {
@@ -110,7 +111,13 @@ LocalJob::LocalJob(LocalJobOptions options)
       rank_generation_(ranks(), 0) {
   layout_ = std::make_unique<Layout>(Must(LayoutFromProto(options_.manifest, options_.workers)));
   CreateRegions();
+  if (options_.resume) {
+    const ManifestState state = Must(Resumable(options_));
+    // Above what any worker has seen.
+    resume_ = TierResume{state, state.attempt + 1000};
+  }
   for (uint32_t w = 0; w < options_.workers; ++w) StartWorker(w, false);
+  resume_.reset();
   for (uint32_t rank = 0; rank < ranks(); ++rank) Hello(rank, false);
   Run();
 }
@@ -211,11 +218,33 @@ void LocalJob::StartWorker(uint32_t w, bool recover) {
   worker.engine = Must(Engine::Create(*worker.memory, *worker.pool, clock_, *output_, OpenTier(w)));
   if (options_.islands) Must(worker.engine->Connect(mesh_->end(w)));
   if (recover) Must(worker.engine->Recover().status());
+  if (resume_.has_value()) Must(worker.engine->Resume(resume_->committed));
 }
 
-std::unique_ptr<NvmeTier> LocalJob::OpenTier(uint32_t w) {
+absl::StatusOr<ManifestState> LocalJob::Resumable(const LocalJobOptions& options) {
+  const Layout layout = Must(LayoutFromProto(options.manifest, options.workers));
+  std::vector<std::vector<ManifestState>> states;
+  for (uint32_t w = 0; w < options.workers; ++w) {
+    const PartitionPlan partition =
+        Must(PartitionPlan::Create(layout, options.config, w, options.lanes));
+    const std::vector<uint64_t> weights(options.nvme_paths.size(), 1);
+    const NvmePlan plan = Must(NvmePlan::Create(layout, partition, options.config, weights));
+    NvmeTierOptions tier;
+    tier.job_id = kJobId;
+    tier.layout_fingerprint = layout.fingerprint();
+    tier.worker = w;
+    tier.config = options.config.nvme();
+    tier.manifest_extra = kManifestExtra;
+    for (const std::string& path : options.nvme_paths) tier.paths.push_back({.path = path});
+    absl::StatusOr<TierRemains> remains = NvmeTier::Inspect(plan, tier);
+    if (!remains.ok()) return remains.status();
+    states.push_back(remains->states);
+  }
+  return ChooseState(states);
+}
+
+NvmeTierOptions LocalJob::TierOptions(uint32_t w) const {
   const JobMemory& memory = *workers_[w].memory;
-  if (memory.nvme_plan() == nullptr) return nullptr;
   NvmeTierOptions options;
   options.job = "local";
   options.job_id = kJobId;
@@ -226,13 +255,21 @@ std::unique_ptr<NvmeTier> LocalJob::OpenTier(uint32_t w) {
   options.table = memory.slot_table();
   options.recover = memory.start().recover();
   options.committed = memory.board().committed_attempt();
+  options.resume = resume_;
+  options.manifest_extra = kManifestExtra;
   options.pool = workers_[w].pool.get();
   if (options_.make_queue) {
     options.make_queue = [this, w](IoBackend, const IoQueueOptions& queue) {
       return options_.make_queue(w, queue);
     };
   }
-  return Must(NvmeTier::Open(*memory.nvme_plan(), std::move(options)));
+  return options;
+}
+
+std::unique_ptr<NvmeTier> LocalJob::OpenTier(uint32_t w) {
+  const JobMemory& memory = *workers_[w].memory;
+  if (memory.nvme_plan() == nullptr) return nullptr;
+  return Must(NvmeTier::Open(*memory.nvme_plan(), TierOptions(w)));
 }
 
 void LocalJob::RestartWorker(uint32_t w) {

@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,8 @@ struct LocalJobOptions {
   // What its queues are made by, of worker `worker`.
   std::function<absl::StatusOr<std::unique_ptr<IoQueue>>(uint32_t worker, const IoQueueOptions&)>
       make_queue = {};
+  // Goes on from what a job with durability power left on its paths; see LocalJob::resumable.
+  bool resume = false;
 };
 
 // A manifest of fp32-or-other parameters named p0, p1, ... with these element counts, one module
@@ -52,6 +55,9 @@ class LocalJob {
  public:
   explicit LocalJob(LocalJobOptions options);
   ~LocalJob();
+
+  // Whether the paths hold a state of that job, and which; DataLoss when there should be one.
+  static absl::StatusOr<ManifestState> Resumable(const LocalJobOptions& options);
 
   const Layout& layout() const { return *layout_; }
   Engine& engine(uint32_t worker) { return *workers_[worker].engine; }
@@ -135,6 +141,7 @@ class LocalJob {
   uint32_t islands() const { return options_.islands ? options_.workers : 1; }
   uint32_t island_of(uint32_t worker) const { return options_.islands ? worker : 0; }
   void StartWorker(uint32_t w, bool recover);
+  NvmeTierOptions TierOptions(uint32_t w) const;
   std::unique_ptr<NvmeTier> OpenTier(uint32_t w);
   uint32_t home(uint32_t rank) const { return rank % options_.workers; }
 
@@ -156,6 +163,7 @@ class LocalJob {
   std::vector<std::map<uint64_t, trainer::v1::SessionRequest>> sent_;  // by rank
   std::vector<uint64_t> rank_generation_;
   uint64_t generation_ = 0;
+  std::optional<TierResume> resume_;
 };
 
 }  // namespace zeroshard

@@ -75,7 +75,7 @@ void RunImage(std::string_view edits) {
 
 void RunManifest(std::string_view edits) {
   const ManifestIdentity identity{.job_id = 1, .worker = 2, .chunks = 3, .max_extra = 50};
-  const NvmeManifest manifest{1, 2, 3, 4, std::vector<SlotImage>(3), "extra"};
+  const NvmeManifest manifest{1, 2, 3, 4, 5, std::vector<SlotImage>(3), "extra"};
   std::string copy = *EncodeManifest(identity, manifest);
   const std::span<std::byte> bytes = std::as_writable_bytes(std::span(copy.data(), copy.size()));
   Edit(bytes, edits);

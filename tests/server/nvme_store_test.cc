@@ -246,11 +246,15 @@ TEST(NvmeStore, TheNextDaemonRemovesWhatTheLastOneLeft) {
   auto files = store.Files(NvmeStore::Stale::kKeep);
   ASSERT_TRUE(files.ok()) << files.status();
   ASSERT_EQ(files->size(), 3u);
-  EXPECT_EQ((*files)[0].file.kind, NvmeFileKind::kStale);
+  EXPECT_EQ((*files)[0].file.kind, NvmeFileKind::kLive) << "its job can be resumed";
   files = store.Files(NvmeStore::Stale::kRemove);
   ASSERT_TRUE(files.ok()) << files.status();
-  EXPECT_TRUE((*files)[0].removed);
+  EXPECT_FALSE((*files)[0].removed);
   EXPECT_FALSE((*files)[2].removed) << (*files)[2].file.name;
+  EXPECT_EQ(store.kept(), std::set<uint64_t>{8});
+  EXPECT_EQ(store.Paths()[0].promised > 0, true);
+  store.RemoveKept("job-8", 8, {});
+  for (int i = 0; i < 500 && store.promised() > 0; ++i) absl::SleepFor(absl::Milliseconds(10));
   EXPECT_EQ(store.Files(NvmeStore::Stale::kKeep)->size(), 1u);
 }
 

@@ -122,7 +122,7 @@ class Worker {
     log_->Flush(kManifest);
   }
   NvmeManifest Manifest(uint64_t step, uint64_t attempt, uint64_t salt) const {
-    NvmeManifest manifest{0, table_->generation(), attempt, step, {}, Extra(step, salt)};
+    NvmeManifest manifest{0, table_->generation(), attempt, step, 0, {}, Extra(step, salt)};
     for (uint32_t chunk = 0; chunk < kModelChunks; ++chunk) {
       auto image = table_->Prepared(chunk);
       manifest.images.push_back(image.has_value() ? *image : *table_->Current(chunk));

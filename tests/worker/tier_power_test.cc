@@ -30,7 +30,7 @@ class TierPowerTest : public ::testing::Test {
                                     .plan_fingerprint = job_.plan().extents().fingerprint(),
                                     .worker = 0,
                                     .chunks = static_cast<uint32_t>(job_.plan().images().size()),
-                                    .max_extra = kTierManifestExtra});
+                                    .max_extra = job_.options().manifest_extra});
     EXPECT_TRUE(file.ok()) << file.status();
     return *std::move(file);
   }
