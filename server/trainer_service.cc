@@ -89,7 +89,8 @@ absl::StatusOr<std::shared_ptr<const NvmeAdmission>> TrainerService::AdmitPaths(
   if (plan.nvme_paths.empty()) return nullptr;
   ZS_ASSIGN_OR_RETURN(const bool begun, context_.loop->Call<bool>([this, &job] {
     const absl::StatusOr<JobHost*> host = context_.table->Find(job);
-    return host.ok() && (*host)->state().started;
+    // One that failed may go on from its files, as a new one.
+    return host.ok() && (*host)->state().started && (*host)->state().phase != JobPhase::kFailed;
   }));
   if (begun) return nullptr;
   ZS_ASSIGN_OR_RETURN(std::shared_ptr<const NvmeAdmission> admission,

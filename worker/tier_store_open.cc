@@ -237,12 +237,12 @@ absl::Status TierStore::Resume() {
 }
 
 absl::Status TierStore::ConfirmResume() {
-  ZS_FAULT_POINT("worker.tier.before_resume");
+  ZS_FAULT_POINT("worker.resume.before_manifest");
   absl::StatusOr<NvmeManifest> manifest =
       manifest_->Resume(options_.resume->state, table_->generation());
   ZS_RETURN_IF_ERROR(Final(manifest.status()));
   SetDurable(*std::move(manifest));
-  ZS_FAULT_POINT("worker.tier.after_resume");
+  ZS_FAULT_POINT("worker.resume.after_manifest");
   return absl::OkStatus();
 }
 

@@ -20,6 +20,8 @@ NAMED = {
     "worker.hello.contribution_back": "tests/crash",
     "worker.drop.before_generation": "tests/crash",
     "worker.bridge.before_drop": "tests/crash",
+    "worker.resume.before_manifest": "tests/worker",
+    "worker.resume.after_manifest": "tests/worker",
 }
 
 # The tests that take all points of their own program that begin so.

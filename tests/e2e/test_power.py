@@ -6,6 +6,7 @@ ZEROSHARD_KILLS: how often the daemon is killed in one run (default 4).
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -126,7 +127,7 @@ def kill_while_training(node, seconds, **options):
 
 @pytest.mark.parametrize("stage,extra", [(2, {}), (3, {"offload_param": {"device": "nvme"}})])
 def test_a_daemon_killed_at_random_moments(node, undisturbed, stage, extra):
-    options = {**OPTIONS, "stage": stage, "config": config(**extra)}
+    options = {**OPTIONS, "stage": stage, "steps": 12 * KILLS, "config": config(**extra)}
     expected = undisturbed(**options)
     moments = random.Random(SEED)
     print("seed", SEED)
@@ -134,6 +135,8 @@ def test_a_daemon_killed_at_random_moments(node, undisturbed, stage, extra):
         kill_while_training(node, moments.uniform(0.1, 0.8), pause_ms=30, **options)
         node.start()
     assert_ends_as(node, expected, **options)
+    resumed = [int(step) for step in re.findall(r"goes on after step (\d+) of an earlier daemon", node.daemon.text())]
+    assert resumed == sorted(resumed) and len(set(resumed)) > 1 and resumed[0] < options["steps"], resumed
 
 
 def test_a_job_goes_on_at_its_last_step(node, undisturbed):
@@ -256,6 +259,23 @@ def test_missing_files_are_named_and_nothing_is_lost(node):
     assert lost.name in node.refusal()
     (node.drive / "lost").rename(lost)
     assert node.train(steps=4)[0]["resumed"]
+
+
+def test_a_failed_job_goes_on_from_its_files(node, undisturbed):
+    node.train(steps=4, keep=True)
+    killed = set()
+
+    def has_failed():
+        view = node.daemon.job("gpt")
+        pid = view["workers"][0].get("pid", 0)
+        if pid and pid not in killed:
+            killed.add(pid)
+            os.kill(pid, signal.SIGKILL)
+        return view["summary"]["state"] == "failed"
+
+    programs.wait_for(has_failed, "a worker that died too often")
+    assert_ends_as(node, undisturbed(**OPTIONS), **OPTIONS)
+    assert "goes on after step 4 of an earlier daemon" in node.daemon.text()
 
 
 def test_a_removed_job_begins_anew(node):

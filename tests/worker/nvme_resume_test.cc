@@ -6,9 +6,14 @@
 // states are tried, "all" for every one.
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <iostream>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -18,6 +23,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/config.h"
+#include "base/fault_point.h"
 #include "base/unique_fd.h"
 #include "storage/extent_file.h"
 #include "storage/io_queue.h"
@@ -125,6 +131,7 @@ class Recorder {
   }
 
   PowerLossLog& log() { return log_; }
+  const PowerLossLog& log() const { return log_; }
   const std::string& NameOf(const PowerLossLog::FileId& file) const { return names_.at(file); }
 
  private:
@@ -172,6 +179,15 @@ void WriteFiles(const Recorder& recorder, const PowerLossLog::State& state,
   }
 }
 
+// How many of the states are tried.
+size_t Wanted(size_t in_short_form) {
+  const std::string given = Env("ZEROSHARD_POWER_STATES").value_or("");
+  size_t wanted = in_short_form;
+  if (given == "all") return std::numeric_limits<size_t>::max();
+  EXPECT_TRUE(given.empty() || absl::SimpleAtoi(given, &wanted)) << given;
+  return wanted;
+}
+
 class NvmeResumeTest : public ::testing::TestWithParam<Variant> {
  protected:
   // What an undisturbed job holds after each step.
@@ -188,23 +204,58 @@ class NvmeResumeTest : public ::testing::TestWithParam<Variant> {
     }
   }
 
-  // The whole job, with its writes in the log.
-  void TrainLogged(LocalJob& job, Recorder& recorder) {
+  // The job to its end, with its writes in the log.
+  void TrainLogged(LocalJob& job, Recorder& recorder, uint64_t from = 0) {
     const Variant& v = GetParam();
-    job.PutParameters(ValuesOf(0.5f));
-    for (uint64_t step = 0; step < kSteps; ++step) {
+    uint64_t marked = from;
+    for (uint64_t step = from; step < kSteps; ++step) {
       BringStep(job, v, step);
       for (int round = 0; round < 1000 && job.result(0).step != step + 1; ++round) {
         for (uint32_t w = 0; w < v.workers; ++w) {
           job.RunWorker(w);
           recorder.Look();
           const uint64_t committed = job.memory(0).board().numbers().step;
-          if (committed != marked_) recorder.log().Mark(marked_ = committed);
+          if (committed != marked) recorder.log().Mark(marked = committed);
         }
       }
       ASSERT_EQ(job.result(0).step, step + 1);
       job.Run();
     }
+  }
+
+  // Options of a job whose writes are logged.
+  LocalJobOptions Logged(const std::string& path, Recorder& recorder) {
+    LocalJobOptions options = OptionsOf(GetParam(), path);
+    options.make_queue =
+        [&recorder](uint32_t,
+                    const IoQueueOptions& queue) -> absl::StatusOr<std::unique_ptr<IoQueue>> {
+      auto inner = MakeIoQueue(IoBackend::kThreads, queue);
+      if (!inner.ok()) return inner.status();
+      return std::make_unique<LookingQueue>(
+          std::make_unique<FaultyIoQueue>(*std::move(inner), std::vector<IoFault>{}, 1,
+                                          &recorder.log()),
+          recorder);
+    };
+    return options;
+  }
+
+  // Calls `visit` with about `wanted` of the states that are possible, and a directory of each.
+  using Visit = std::function<void(const std::string& path, uint64_t committed)>;
+  size_t Losses(const Recorder& recorder, size_t wanted, const Visit& visit) {
+    const bool long_form = wanted == std::numeric_limits<size_t>::max();
+    const PowerLossLog::Options enumeration{.whole_subsets = long_form ? size_t{512} : 64,
+                                            .tears = long_form ? size_t{24} : 6};
+    const size_t all = recorder.log().ForEachState(enumeration, [](const auto&) {});
+    const size_t stride = std::max<size_t>(1, all / std::max<size_t>(1, wanted));
+    size_t at = 0;
+    recorder.log().ForEachState(enumeration, [&](const PowerLossLog::State& state) {
+      if (at++ % stride != 0 || HasFatalFailure()) return;
+      SCOPED_TRACE(state.what);
+      const DiskDir lost("/dev/shm");
+      WriteFiles(recorder, state, lost.path());
+      visit(lost.path(), state.mark);
+    });
+    return all;
   }
 
   // `committed` steps were committed when the power went.
@@ -219,8 +270,8 @@ class NvmeResumeTest : public ::testing::TestWithParam<Variant> {
     options.resume = true;
     LocalJob job(options);
     const uint64_t step = state->step;
-    const bool put_anew =
-        step == GetParam().put_before && state->revision > job.layout().units().size();
+    // Perhaps what was put then is part of the state already, and it is put once more.
+    const bool put_anew = step == GetParam().put_before;
     ASSERT_TRUE(put_anew || job.StateBytes() == expected_[step])
         << "step " << step << " revision " << state->revision << ", committed " << committed;
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
@@ -233,7 +284,6 @@ class NvmeResumeTest : public ::testing::TestWithParam<Variant> {
   }
 
   std::vector<std::string> expected_;
-  uint64_t marked_ = 0;
   std::map<uint64_t, uint64_t> resumed_;  // by steps beyond the committed one
 };
 
@@ -241,41 +291,52 @@ TEST_P(NvmeResumeTest, FromWhateverALossOfPowerLeaves) {
   TrainUndisturbed();
   const DiskDir directory("/dev/shm");  // a disk may be slow
   Recorder recorder(directory.path() + "/zeroshard");
-  LocalJobOptions options = OptionsOf(GetParam(), directory.path());
-  options.make_queue =
-      [&](uint32_t, const IoQueueOptions& queue) -> absl::StatusOr<std::unique_ptr<IoQueue>> {
-    auto inner = MakeIoQueue(IoBackend::kThreads, queue);
-    if (!inner.ok()) return inner.status();
-    return std::make_unique<LookingQueue>(
-        std::make_unique<FaultyIoQueue>(*std::move(inner), std::vector<IoFault>{}, 1,
-                                        &recorder.log()),
-        recorder);
-  };
   {
-    LocalJob job(options);
+    LocalJob job(Logged(directory.path(), recorder));
     recorder.WatchFiles();
+    job.PutParameters(ValuesOf(0.5f));
     TrainLogged(job, recorder);
     ASSERT_TRUE(job.StateBytes() == expected_[kSteps]);
   }
-  const PowerLossLog::Options enumeration{.whole_subsets = 16, .tears = 3};
-  const size_t all = recorder.log().ForEachState(enumeration, [](const auto&) {});
-  size_t wanted = 120;
-  const std::string given = Env("ZEROSHARD_POWER_STATES").value_or("");
-  if (given == "all") wanted = all;
-  ASSERT_TRUE(given.empty() || given == "all" || absl::SimpleAtoi(given, &wanted));
-  const size_t stride = std::max<size_t>(1, all / std::max<size_t>(1, wanted));
-  size_t at = 0;
-  recorder.log().ForEachState(enumeration, [&](const PowerLossLog::State& state) {
-    if (at++ % stride != 0 || HasFatalFailure()) return;
-    SCOPED_TRACE(state.what);
-    const DiskDir lost("/dev/shm");
-    WriteFiles(recorder, state, lost.path());
-    Resume(lost.path(), state.mark);
-  });
-  EXPECT_EQ(at, all);
+  const size_t all = Losses(recorder, Wanted(150),
+                            [&](const std::string& path, uint64_t step) { Resume(path, step); });
   EXPECT_GT(resumed_[0], 0u);
   EXPECT_GT(resumed_[1], 0u) << "also states in which the step was whole before its commit";
-  RecordProperty("states", static_cast<int>(all));
+  std::cout << all << " states\n";
+}
+
+// The power is lost a second time, while the job resumes or after that.
+TEST_P(NvmeResumeTest, FromALossOfPowerAfterAnother) {
+  TrainUndisturbed();
+  const DiskDir directory("/dev/shm");
+  Recorder first(directory.path() + "/zeroshard");
+  {
+    LocalJob job(Logged(directory.path(), first));
+    first.WatchFiles();
+    job.PutParameters(ValuesOf(0.5f));
+    TrainLogged(job, first);
+  }
+  size_t all = 0;
+  Losses(first, 12, [&](const std::string& path, uint64_t committed) {
+    LocalJobOptions options = OptionsOf(GetParam(), path);
+    const absl::StatusOr<ManifestState> state = LocalJob::Resumable(options);
+    if (!state.ok()) return;
+    Recorder second(path + "/zeroshard");
+    second.WatchFiles();
+    options = Logged(path, second);
+    options.resume = true;
+    {
+      LocalJob job(options);
+      second.Look();
+      second.log().Mark(state->step);
+      TrainLogged(job, second, state->step);
+    }
+    all += Losses(second, Wanted(25), [&](const std::string& again, uint64_t step) {
+      Resume(again, std::max(step, committed));
+    });
+  });
+  EXPECT_GT(resumed_[0], 0u);
+  std::cout << all << " states\n";
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -321,6 +382,40 @@ TEST(NvmeResumeDamageTest, AFlippedManifestIsTheStepBeforeOrNone) {
   Flip(manifest, copy + 600);
   const absl::Status none = LocalJob::Resumable(options).status();
   EXPECT_EQ(none.code(), absl::StatusCode::kDataLoss) << none;
+}
+
+// A worker that dies while it resumes leaves what it found, or that with the same state twice.
+TEST(NvmeResumeKillTest, AtEveryFaultPoint) {
+  if (FaultPointNames().empty()) GTEST_SKIP() << "needs --config=faults";
+  const Variant v{};
+  for (const std::string point :
+       {"worker.resume.before_manifest", "worker.resume.after_manifest"}) {
+    for (const int hit : {1, 2}) {
+      const DiskDir directory("/dev/shm");
+      LocalJobOptions options = OptionsOf(v, directory.path());
+      std::string whole;
+      {
+        LocalJob job(options);
+        job.PutParameters(ValuesOf(0.5f));
+        Train(job, v, 0);
+        whole = job.StateBytes();
+      }
+      options.resume = true;
+      const pid_t child = fork();
+      if (child == 0) {
+        ResetFaultPoints();
+        const absl::Status armed = ArmFaultPoints(absl::StrCat(point, "=kill:", hit));
+        LocalJob job(options);
+        _exit(armed.ok() ? 0 : 1);
+      }
+      int status = 0;
+      ASSERT_EQ(waitpid(child, &status, 0), child);
+      ASSERT_TRUE(WIFSIGNALED(status)) << point << " hit " << hit;
+      LocalJob job(options);
+      EXPECT_EQ(job.hello(0).step(), kSteps);
+      EXPECT_TRUE(job.StateBytes() == whole);
+    }
+  }
 }
 
 }  // namespace
