@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/poll.h"
@@ -81,6 +82,7 @@ absl::StatusOr<Message> ReceiveMessage(int socket, absl::Duration timeout, size_
   iovec data = {message.bytes.data(), message.bytes.size()};
   alignas(cmsghdr) char control[kControlBytes];
   const Deadline deadline = Deadline::After(timeout);
+  bool was_reset = false;
   while (true) {
     msghdr header = {};
     header.msg_iov = &data;
@@ -90,6 +92,8 @@ absl::StatusOr<Message> ReceiveMessage(int socket, absl::Duration timeout, size_
     const ssize_t received = ::recvmsg(socket, &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (received < 0) {
       if (errno == EINTR) continue;
+      // The peer left without reading all that it was sent; what it has sent is still there.
+      if (errno == ECONNRESET && !std::exchange(was_reset, true)) continue;
       if (errno != EAGAIN) return ErrnoError(errno, "receive a message on", "Unix socket");
       ZS_RETURN_IF_ERROR(
           AwaitReady(socket, POLLIN, deadline, "receive a message on a Unix socket"));

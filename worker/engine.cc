@@ -129,6 +129,7 @@ void Engine::OnRequest(uint32_t rank, const trainer::v1::SessionRequest& request
 }
 
 void Engine::OnDropAttempt(uint64_t generation) {
+  NoteDrop(generation);
   context_.ExpectDrop(generation);
   BoardHeader& header = context_.board().header();
   if (!context_.is_leader() || header.generation.load() >= generation) return;

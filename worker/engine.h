@@ -144,8 +144,12 @@ class Engine {
   bool IsPowerSafe() const;
   uint64_t PutsPosted() const;
   records::v1::JobState StateAfterStep() const;
-  // The step in flight cannot be done here; it stays decided.
+  // The step in flight cannot be done here; it stays decided. Ranks are told; while there are none
+  // it is tried again now and then.
   void FailStep(const absl::Status& status);
+  bool MayApply();
+  void NoteDrop(uint64_t generation);
+  uint64_t RankActivity() const;
   bool Commit();
   bool AllArrived() const;
   uint64_t CountWord(uint32_t unit, uint32_t parameter) const;
@@ -169,6 +173,11 @@ class Engine {
   std::unique_ptr<Bridge> bridge_;  // null where all workers share memory
   // Since when the mesh does not stand, and why.
   std::optional<absl::Duration> mesh_lost_at_;
+  // Of a step that failed while there were no ranks: when it is tried again if none come.
+  absl::Duration retry_at_ = -absl::InfiniteDuration();
+  uint64_t retrying_ = ~uint64_t{0};  // the generation that was dropped before the failure
+  uint64_t dropped_ = 0;              // the last generation that was to be dropped
+  uint64_t activity_at_drop_ = 0;
   absl::Status mesh_reason_;
   std::function<void()> pump_ = [] {};
   // A unit whose sum a predecessor left in the middle: no other is summed in place before it.

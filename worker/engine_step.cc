@@ -188,6 +188,7 @@ bool Engine::Apply() {
   if (decision.attempt.load(std::memory_order_acquire) != attempt_ || applied.load() == attempt_) {
     return false;
   }
+  if (!MayApply()) return false;
   if (const absl::Status status = DoStep(); !status.ok()) {
     FailStep(status);
     return false;

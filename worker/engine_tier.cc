@@ -2,6 +2,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "base/log.h"
 #include "base/status.h"
 #include "worker/engine.h"
 
@@ -10,6 +12,8 @@ namespace {
 
 // Worker 0 may wait for the drive before it.
 constexpr absl::Duration kResumePatience = absl::Seconds(120);
+constexpr uint64_t kNoGeneration = ~uint64_t{0};
+constexpr absl::Duration kRestOfFailedStep = absl::Seconds(1);
 
 }  // namespace
 
@@ -72,7 +76,44 @@ absl::Status Engine::Resume(uint64_t committed) {
   return tier_->ConfirmResume();
 }
 
+uint64_t Engine::RankActivity() const {
+  uint64_t activity = 0;
+  for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
+    activity += context_.board().rank(rank).activity.load();
+  }
+  return activity;
+}
+
+// The leader's drop may be seen before the server's word of it.
+void Engine::NoteDrop(uint64_t generation) {
+  if (generation <= dropped_) return;
+  dropped_ = generation;
+  activity_at_drop_ = RankActivity();
+}
+
+bool Engine::MayApply() {
+  NoteDrop(context_.board().header().generation.load());
+  return context_.now() >= retry_at_ || RankActivity() != activity_at_drop_ ||
+         context_.board().header().generation.load() != retrying_;
+}
+
 void Engine::FailStep(const absl::Status& status) {
+  const Board& board = context_.board();
+  const uint64_t generation = board.header().generation.load();
+  // Who has come since the drop waits for this step.
+  bool is_awaited = RankActivity() != activity_at_drop_;
+  for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
+    is_awaited |= board.rank(rank).attached.load() > generation;
+  }
+  // While nobody is there nobody is told: whoever comes next is told of a fresh error, or of none.
+  if (!is_awaited) {
+    retry_at_ = context_.now() + kRestOfFailedStep;
+    if (std::exchange(retrying_, generation) == generation) return;
+    return LogWarn(absl::StrCat("step ", board.numbers().step + 1, " of job ",
+                                context_.memory().start().job(),
+                                " is tried again now and then: ", status.message()));
+  }
+  retrying_ = kNoGeneration;
   context_.Poison(
       Annotate(status, absl::StrCat("step ", context_.board().numbers().step + 1, " of job ",
                                     context_.memory().start().job(), " is not applied by worker ",

@@ -20,6 +20,7 @@ void RankPort::Hello(const trainer::v1::Hello& hello) {
   puts_.clear();
   posted_.clear();
   hello_ = hello;
+  slot().activity.fetch_add(1, std::memory_order_relaxed);
   // A reconnecting process whose takeover a dying worker did not finish is treated as new.
   const bool known = slot().attached.load(std::memory_order_acquire) == hello.generation();
   takeover_ = hello.reconnect() && known ? Takeover::kNone : Takeover::kMicroEnd;

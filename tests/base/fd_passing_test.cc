@@ -132,6 +132,16 @@ TEST(MessageTest, AClosedPeerIsUnavailable) {
   EXPECT_EQ(ReceiveMessage(one.get(), kLong).status().code(), absl::StatusCode::kUnavailable);
 }
 
+// Was lost: the kernel tells of the reset before it hands out what is in the queue.
+TEST(MessageTest, TheLastWordsOfAPeerThatDidNotListenAreHeard) {
+  auto [one, other] = UnixSocketPair().value();
+  ASSERT_TRUE(SendMessage(one.get(), "unread", {}, kLong).ok());
+  ASSERT_TRUE(SendMessage(other.get(), "last words", {}, kLong).ok());
+  other.reset();
+  EXPECT_EQ(ReceiveMessage(one.get(), kLong)->bytes, "last words");
+  EXPECT_EQ(ReceiveMessage(one.get(), kLong).status().code(), absl::StatusCode::kUnavailable);
+}
+
 TEST(MessageTest, AWaitingReceiverWakesWhenThePeerDies) {
   auto [one, other] = UnixSocketPair().value();
   std::thread killer([peer = std::move(other)]() mutable { peer.reset(); });

@@ -9,6 +9,9 @@ BOUNDED = {"zeroshard": {"window": "copy"}, "zero_optimization": {"stage3_max_li
 NVME = {"zero_optimization": {"offload_optimizer": {"device": "nvme"}, "sub_group_size": 1024}}
 POWER = {"zero_optimization": {**NVME["zero_optimization"], "offload_param": {"device": "nvme"}},
          "zeroshard": {"durability": "power"}}
+PARAMETERS = {"zero_optimization": {**NVME["zero_optimization"], "offload_param": {"device": "nvme", "max_in_cpu": 0}}}
+# In memory, and may be moved.
+MOVABLE = {"offload_optimizer": {"device": "cpu", "pin_memory": False}, "sub_group_size": 4096}
 
 
 def job(stage, extra=None, **options):
@@ -28,4 +31,6 @@ JOBS = {
     "power": job(3, POWER, **{"frozen": "2,5"}),
     "gloo1": job(1, GLOO, **{"micro-steps": 3}),
     "gloo3": job(3, GLOO, **{"micro-steps": 2, "dtype": "bf16", "absent": True}),
+    "nvme3": job(3, PARAMETERS, **{"micro-steps": 2, "dtype": "bf16", "weighted": True}),
+    "nvme-gloo3": job(3, {**PARAMETERS, **GLOO}, **{"micro-steps": 2, "optimizer": "SGD"}),
 }

@@ -70,7 +70,7 @@ class Killer:
         return True
 
 
-@pytest.mark.parametrize("name, ranks, workers", [("stage3", 3, 4), ("stage1", 3, 2), ("gloo3", 2, 2)])
+@pytest.mark.parametrize("name, ranks, workers", [("stage3", 3, 4), ("stage1", 3, 2), ("gloo3", 2, 2), ("power", 2, 2)])
 def test_random_kills(start_daemon, name, ranks, workers):
     daemon = start_daemon(workers)
     seed = int(os.environ.get("ZEROSHARD_SEED") or random.randrange(1 << 32))

@@ -2,7 +2,7 @@
 
 A killer watches the board: a step is decided, a worker has not applied its part; somewhere in the time that this takes it sends
 SIGKILL. A kill counts when the dead worker had not come to the end of its part. $ZEROSHARD_KILLS is the number of kills that
-count, over all forms of master and states (default: 24 in the short form, else 240).
+count, over all forms of master and states (default: 24 in the short form, else 300).
 """
 
 import collections
@@ -17,7 +17,7 @@ import pytest
 from board import boards
 from crash import SHORT, Run
 
-KILLS = int(os.environ.get("ZEROSHARD_KILLS") or (24 if SHORT else 240))
+KILLS = int(os.environ.get("ZEROSHARD_KILLS") or (24 if SHORT else 300))
 RANKS, WORKERS = 2, 4
 # One less than a worker may die within a minute before the job counts as broken.
 DEATHS = 4
@@ -28,19 +28,28 @@ def form(optimizer, dtype, stage=2, **zeroshard):
     return {**options, "config-extra": json.dumps({"zeroshard": zeroshard})}
 
 
+def on_nvme(options):
+    """The same with states in files."""
+    config = json.loads(options["config-extra"])
+    config["zero_optimization"] = {"offload_optimizer": {"device": "nvme", "pin_memory": False}, "sub_group_size": 100000}
+    return {**options, "config-extra": json.dumps(config)}
+
+
 FORMS = {
     "adamw-fp32-master": form("AdamW", "bf16", master="fp32"),
     "adamw-split": form("AdamW", "bf16", stage=3),
     "adamw8bit-split": form("AdamW8bit", "bf16"),
     "adamw-bf16-states": form("AdamW", "bf16", stage=1, optimizer_states="bf16"),
     "adamw-stochastic": form("AdamW", "bf16", master="none", rounding_seed=7),
+    "adamw-nvme": on_nvme(form("AdamW", "bf16")),
     "sgd-bf16-momentum": form("SGD", "bf16", optimizer_states="bf16"),
     "adamw-fp16": form("AdamW", "fp16"),
     "adamw-fp32": form("AdamW", "fp32", stage=0),
     "adagrad-split": form("Adagrad", "bf16"),
+    "adamw8bit-nvme-power": on_nvme(form("AdamW8bit", "bf16", stage=3, durability="power")),
     "lion8bit-gloo": form("Lion", "bf16", stage=3, optimizer_states="int8", transport="gloo"),
 }
-NAMES = list(FORMS)[:6] if SHORT else list(FORMS)
+NAMES = list(FORMS)[:7] if SHORT else list(FORMS)
 
 
 def read(path):

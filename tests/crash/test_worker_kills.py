@@ -12,6 +12,7 @@ POINTS = [point for point in (fault_points(WORKER) if WORKER.exists() else []) i
 HITS = [[1, 2, 4]] if SHORT else [[1, 2, 4, 7], [3, 8, 13, 21], [5, 16, 40, 100]]
 SHARED = ["stage0", "stage1", "stage1-ranks-first", "stage2", "stage3", "bounded"]
 GLOO = ["gloo1", "gloo3"]
+NVME = ["nvme", "power", "nvme3", "nvme-gloo3"]
 # Points that not every job with states on drives comes to.
 TIERS = {"worker.tier.after_flush": ["power"], "worker.tier.after_prepare": ["power"], "worker.tier.before_forget": [],
          "worker.tier.move": [], "worker.tier.promote.before_forget": []}
@@ -31,10 +32,10 @@ def jobs_of(point):
     if point.startswith("worker.bridge."):
         return GLOO
     if point.startswith("worker.tier."):
-        return TIERS[point] if point in TIERS else ["nvme", "power"]
+        return TIERS[point] if point in TIERS else ["nvme", "power"] if SHORT else NVME
     if point == "worker.commit.before_own_counts":
         return ["sparse"]
-    names = ["stage1", "bounded"] if SHORT else SHARED + GLOO
+    names = ["stage1", "bounded"] if SHORT else SHARED + GLOO + NVME
     return [name for name in names if point != "worker.merge.group" or accumulates(name)]
 
 
@@ -59,7 +60,7 @@ def test_killed_workers_leave_no_trace(daemon, undisturbed, point, name):
     assert sum(died) > 0, f"no worker came to {point}"
 
 
-PASSES = [(point, name) for name in (["stage1", "stage3"] if SHORT else [*SHARED, *GLOO])
+PASSES = [(point, name) for name in (["stage1", "stage3"] if SHORT else [*SHARED, *GLOO, *NVME])
           for point in ("worker.apply.group", "worker.merge.group") if point == "worker.apply.group" or accumulates(name)]
 
 
@@ -81,7 +82,7 @@ TAKEOVER = ["worker.hello.micro_end_back", "worker.hello.contribution_back", "wo
             "worker.hello.before_reply"]
 
 
-@pytest.mark.parametrize("name", ["stage1", "stage3"] if SHORT else [*SHARED, *GLOO])
+@pytest.mark.parametrize("name", ["stage1", "stage3"] if SHORT else [*SHARED, *GLOO, *NVME])
 @pytest.mark.parametrize("point", TAKEOVER)
 def test_a_worker_killed_while_a_successor_of_a_rank_takes_over(daemon, undisturbed, name, point):
     expected = undisturbed(JOBS[name])
@@ -125,7 +126,7 @@ def test_a_sum_over_ranks_waits_for_a_rank_whose_own_sum_is_late(daemon, undistu
     assert deaths(Run(daemon, options, worker_plans=plans), undisturbed(options)) == [0, 0]
 
 
-@pytest.mark.parametrize("name", ["stage1", "gloo3"] if SHORT else [*SHARED, *GLOO])
+@pytest.mark.parametrize("name", ["stage1", "gloo3"] if SHORT else [*SHARED, *GLOO, *NVME])
 def test_another_job_does_not_notice(daemon, undisturbed, name):
     other = {**JOBS["stage3"], "steps": 60}
     expected = undisturbed(other)

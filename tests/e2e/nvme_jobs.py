@@ -45,13 +45,15 @@ def workers(daemon_pid, job):
     """The processes of a job's workers, without asking the daemon."""
     pids = []
     for children in pathlib.Path(f"/proc/{daemon_pid}/task").glob("*/children"):
-        for pid in children.read_text().split():
-            try:
-                if f"--job={job}" in pathlib.Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
-                    pids.append(int(pid))
-            except OSError:
-                pass  # it ended
+        pids += [int(pid) for pid in children.read_text().split() if is_worker(pid, job)]
     return pids
+
+
+def is_worker(pid, job):
+    try:
+        return f"--job={job}" in pathlib.Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return False  # it ended
 
 
 class Meter(threading.Thread):

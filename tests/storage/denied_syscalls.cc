@@ -12,9 +12,7 @@
 #include "base/unique_fd.h"
 
 namespace zeroshard {
-namespace {
-
-void Deny(const std::vector<int>& calls, int error) {
+void DenySyscalls(const std::vector<int>& calls, int error) {
   std::vector<sock_filter> program = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
   const uint32_t answer = SECCOMP_RET_ERRNO | static_cast<uint32_t>(error);
@@ -28,8 +26,6 @@ void Deny(const std::vector<int>& calls, int error) {
   ZS_CHECK(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0, "a seccomp filter");
 }
 
-}  // namespace
-
 std::string RunWithDeniedCalls(const std::vector<int>& calls, int error,
                                const std::function<std::string()>& function) {
   int ends[2];
@@ -39,7 +35,7 @@ std::string RunWithDeniedCalls(const std::vector<int>& calls, int error,
   const pid_t child = ::fork();
   ZS_CHECK(child >= 0, "a child");
   if (child == 0) {
-    Deny(calls, error);
+    DenySyscalls(calls, error);
     const std::string text = function();
     const bool sent =
         ::write(write.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());

@@ -143,12 +143,15 @@ TEST(NvmeJobFaultsTest, AStepThatFailedIsDoneOnceTheDriveIsWell) {
     EXPECT_TRUE(absl::StrContains(reason, "offset 8192")) << reason;
     EXPECT_EQ(job->memory(0).board().numbers().step, 2u);
     StartAgain(*job);
-    EXPECT_EQ(job->memory(0).board().numbers().step, 2u) << "still broken";
-    broken = false;
+    EXPECT_TRUE(job->engine(0).context().poison().ok()) << "nobody is there to be told";
+    Attach(*job);
+    EXPECT_FALSE(job->engine(0).context().poison().ok()) << "still broken";
+    EXPECT_EQ(job->memory(0).board().numbers().step, 2u);
     StartAgain(*job);
+    broken = false;
+    Attach(*job);  // at once, not after another failure
     EXPECT_EQ(job->memory(0).board().numbers().step, 3u);
     EXPECT_TRUE(job->StateBytes() == Expected(3));
-    Attach(*job);
     TrainSteps(*job, 3, kSteps);
     EXPECT_TRUE(job->StateBytes() == Expected());
   }
@@ -198,6 +201,7 @@ void TrainWithDamage(const IoFault& fault, int& damaged) {
   EXPECT_EQ(committed, step - 1);
   job->RestartWorker(kFaultyWorker);
   StartAgain(*job);
+  Attach(*job);
   EXPECT_FALSE(job->engine(0).context().poison().ok()) << "what is lost does not come back";
   EXPECT_EQ(job->memory(0).board().numbers().step, committed);
 }
