@@ -7,9 +7,9 @@ GLOO = {"zeroshard": {"transport": "gloo"}}
 BOUNDED = {"zeroshard": {"window": "copy"}, "zero_optimization": {"stage3_max_live_parameters": 1000}}
 # All states in files; more chunks than there are lanes.
 NVME = {"zero_optimization": {"offload_optimizer": {"device": "nvme"}, "sub_group_size": 1024}}
-POWER = {"zero_optimization": {**NVME["zero_optimization"], "offload_param": {"device": "nvme"}},
-         "zeroshard": {"durability": "power"}}
 PARAMETERS = {"zero_optimization": {**NVME["zero_optimization"], "offload_param": {"device": "nvme", "max_in_cpu": 0}}}
+POWER = {"zero_optimization": {**PARAMETERS["zero_optimization"], "stage3_param_persistence_threshold": 0},
+         "zeroshard": {"durability": "power"}}
 # In memory, and may be moved.
 MOVABLE = {"offload_optimizer": {"device": "cpu", "pin_memory": False}, "sub_group_size": 4096}
 
