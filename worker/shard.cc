@@ -269,21 +269,25 @@ void Shard::ApplyRange(const PreparedUpdate& silent, const PreparedUpdate& writi
   if (last < end) silent.Apply(last, end);
 }
 
+void Shard::CopyToWindow(uint32_t unit, uint64_t at, const std::byte* values,
+                         uint64_t bytes) const {
+  std::byte* const target = memory_->unit_window(unit) + at;
+  if (memory_->layout().units()[unit].bytes() >= kStreamedUnitBytes) {
+    StreamCopy(target, values, bytes);
+  } else {
+    std::memcpy(target, values, bytes);
+  }
+}
+
 void Shard::FillWindow(uint32_t unit) const {
   const GrainRange shard = memory_->plan().unit(unit).shard;
   const uint64_t element_bytes = SizeOf(memory_->layout().units()[unit].dtype);
   const std::byte* source = memory_->parameters_at_rest(unit);
-  std::byte* target = memory_->unit_window(unit);
-  const bool streamed = memory_->layout().units()[unit].bytes() >= kStreamedUnitBytes;
   pool_->ParallelFor(pool_->lanes(), [&](size_t item, int) {
     const ItemRange grains = ItemsOfLane(shard.size(), static_cast<int>(item), pool_->lanes());
     const uint64_t begin = (shard.begin + grains.begin) * kGrainElements * element_bytes;
     const uint64_t bytes = (grains.end - grains.begin) * kGrainElements * element_bytes;
-    if (streamed) {
-      StreamCopy(target + begin, source + begin, bytes);
-    } else {
-      std::memcpy(target + begin, source + begin, bytes);
-    }
+    CopyToWindow(unit, begin, source + begin, bytes);
   });
 }
 

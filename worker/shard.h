@@ -193,6 +193,8 @@ class Shard {
  private:
   Shard(JobMemory& memory, ThreadPool& pool, StateTier* tier, AccumulatorSpace accumulators)
       : memory_(&memory), pool_(&pool), tier_(tier), accumulators_(accumulators) {}
+  // Bytes of the unit from `at` on into the window; past the caches when there are many.
+  void CopyToWindow(uint32_t unit, uint64_t at, const std::byte* values, uint64_t bytes) const;
   UndoChunk ApplyUndo(uint32_t chunk) const;
   void ApplyRange(const PreparedUpdate& silent, const PreparedUpdate& writing, uint32_t unit,
                   uint64_t begin, uint64_t end) const;

@@ -139,17 +139,16 @@ absl::Status Shard::FillWindows(std::span<const uint32_t> units) const {
       }
       const NvmeImage& part = tier_->plan().images()[image];
       const uint64_t at = part.begin * element_bytes;
-      std::memcpy(memory_->unit_window(unit) + at, memory_->parameters_at_rest(unit) + at,
-                  part.elements * element_bytes);
+      CopyToWindow(unit, at, memory_->parameters_at_rest(unit) + at, part.elements * element_bytes);
     }
   }
   if (items.empty()) return absl::OkStatus();
   return tier_->Run(items, [&](const TierItem& item, const TierBuffers& buffers) {
     const NvmeImage& part = tier_->plan().images()[item.read];
     const uint64_t element_bytes = SizeOf(memory_->layout().units()[part.unit].dtype);
-    std::memcpy(memory_->unit_window(part.unit) + part.begin * element_bytes,
-                buffers.read + tier_->plan().shape(item.read).offset(0),
-                part.elements * element_bytes);
+    CopyToWindow(part.unit, part.begin * element_bytes,
+                 buffers.read + tier_->plan().shape(item.read).offset(0),
+                 part.elements * element_bytes);
     return absl::OkStatus();
   });
 }

@@ -27,6 +27,7 @@
 #include "base/dtype.h"
 #include "base/strings.h"
 #include "client/session.h"
+#include "device/cpu/stream_copy.h"
 #include "tests/bench/daemon_process.h"
 #include "tests/bench/fio.h"
 #include "tests/bench/nvme_bed.h"
@@ -91,8 +92,8 @@ class TierGather {
 
   void Run() {
     MustBeOk(bed_.tier().Run(reads_, [&](const TierItem& item, const TierBuffers& buffers) {
-      std::memcpy(window_.data() + 2 * bed_.plan().images()[item.read].begin,
-                  buffers.read + bed_.plan().shape(item.read).offset(0), 2 * kBedChunk);
+      StreamCopy(window_.data() + 2 * bed_.plan().images()[item.read].begin,
+                 buffers.read + bed_.plan().shape(item.read).offset(0), 2 * kBedChunk);
       return absl::OkStatus();
     }));
   }
