@@ -340,6 +340,11 @@ void Bridge::SendPull(uint32_t peer, uint32_t unit, uint64_t epoch) {
   for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
     writer.Value(context_.board().put_done(context_.me(), rank).load(std::memory_order_acquire));
   }
+  // The epoch of a step that is decided may be seen a little before its commit.
+  const Board& board = context_.board();
+  const uint64_t attempt = board.attempt();
+  const uint64_t decided = board.header().decision.attempt.load(std::memory_order_acquire);
+  writer.Value(decided == attempt ? attempt : board.committed_attempt());
   frame.payload = writer.Take();
   Post(peer, std::move(frame));
 }

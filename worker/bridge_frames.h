@@ -23,7 +23,7 @@ enum class BridgeFrame : uint32_t {
   kPartial = 5,      // index: unit, tag: Tag; payload: partial sums
   kMerged = 6,       // index: unit, tag: Tag
   kInitialized = 7,  // index: unit
-  kPull = 8,         // index: unit, tag: number, value: epoch; payload: puts seen, by rank
+  kPull = 8,         // index: unit, tag: number, value: epoch; payload: puts seen, by rank; attempt
   kShard = 9,        // index: unit, tag and value: of the pull (0: resident); payload: the shard
   kReady = 10,       // tag: attempt; payload: ExactSum
   kApplied = 11,     // tag: attempt

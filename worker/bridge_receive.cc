@@ -139,14 +139,18 @@ void Bridge::ForgetShards(uint32_t unit) {
 bool Bridge::AnswerPulls() {
   return std::erase_if(pulls_, [&](const auto& pull) {
            const auto& [peer, frame] = pull;
-           // On the NVMe tier the new parameters are current only once the step is committed.
-           if (frame.value > context_.board().header().epoch.load()) return false;
            ByteReader reader(frame.payload);
            for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
              uint64_t seen = 0;
              if (!reader.Value(seen)) return true;
              if (context_.board().put_done(context_.me(), rank).load() < seen) return false;
            }
+           // On the NVMe tier the new parameters are current only once the step is committed.
+           // Epochs of two islands are not compared: a commit that was interrupted raises one
+           // twice.
+           uint64_t committed = 0;
+           if (!reader.Value(committed)) return true;
+           if (context_.board().committed_attempt() < committed) return false;
            SendShard(peer, frame.index, frame.tag, frame.value);
            return true;
          }) > 0;
