@@ -100,7 +100,7 @@ def config_of(row):
     optimizer = {}
     if row["places"] == "part" and row["stage"] == 3:
         optimizer["ratio"] = 0.5
-    elif row["durability"] == "power":  # which wants all states on the tier
+    elif row["durability"] == "power" and row["transport"] != "gloo":  # it wants all states on the tier, and shared memory
         own["durability"] = "power"
     whole = row["stage"] == 3 and row["places"] == "all"
     config = nvme_jobs.config(stage=row["stage"], parameters=whole, optimizer=optimizer, **own)
