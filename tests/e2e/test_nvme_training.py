@@ -165,10 +165,13 @@ def idle_worker(daemon):
 
 @pytest.mark.parametrize("stage, name, transport", [
     (3, "2-auto", "shm"), (1, "1-auto", "shm"),
-    *([] if SHORT else [(3, "1-auto", "shm"), (3, "2-threads", "gloo"), (2, "2-auto", "shm")]),
+    *([] if SHORT else [(3, "2-threads", "shm"), (2, "2-auto", "shm")]),
 ])
 def test_states_of_many_times_the_memory(daemons, in_memory, stage, name, transport):
-    """The daemon admits the job to so much memory; and what its memory files and its workers come to is never more."""
+    """The daemon admits the job to so much memory; and what its memory files and its workers come to is never more.
+
+    Not over Gloo: what its messages take in the workers is beside the limit.
+    """
     daemon = daemons.of(name)
     options = {"dtype": "bf16", "steps": STEPS, "sizes": LARGE, "one_by_one": True}
     limit = limit_of(stage)
