@@ -45,7 +45,10 @@ def workers(daemon_pid, job):
     """The processes of a job's workers, without asking the daemon."""
     pids = []
     for children in pathlib.Path(f"/proc/{daemon_pid}/task").glob("*/children"):
-        pids += [int(pid) for pid in children.read_text().split() if is_worker(pid, job)]
+        try:
+            pids += [int(pid) for pid in children.read_text().split() if is_worker(pid, job)]
+        except OSError:
+            pass  # the thread ended
     return pids
 
 
