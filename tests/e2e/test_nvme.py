@@ -215,7 +215,10 @@ def test_a_job_whose_states_move_while_it_trains_is_bit_equal(start, paths, stag
         to = "host" if len(seen) % 2 == 0 else "nvme"
         if daemon.cli("move", "moved", "--to", to, "--wait", check=False).returncode != 0:
             break
-        seen.append((to, daemon.job("moved")["counters"]["nvme_state_bytes"]))
+        view = daemon.cli("job", "moved", "--json", check=False)
+        if view.returncode != 0:  # the job has come to its end
+            break
+        seen.append((to, json.loads(view.stdout)["counters"]["nvme_state_bytes"]))
     assert all(rank.wait(trainers.PATIENCE) == 0 for rank in ranks), daemon.text()
     assert len(seen) >= 2, "the job was over before its states had moved"
     assert all((found == 0) == (to == "host") for to, found in seen), seen
