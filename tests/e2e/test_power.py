@@ -115,9 +115,16 @@ def assert_ends_as(node, expected, **options):
     return result
 
 
-def kill_while_training(node, seconds, **options):
-    """All processes of the node die at some moment."""
+READY = re.compile(r"is ready: ranks [^\n]* attached")
+
+
+def kill_while_training(node, seconds, ready=False, **options):
+    """All processes of the node die at some moment: from their start on, or from the first step on."""
+    before = len(READY.findall(node.daemon.text()))
     processes = node.spawn(keep=True, **options)
+    patience = time.monotonic() + 30
+    while ready and len(READY.findall(node.daemon.text())) == before and time.monotonic() < patience:
+        time.sleep(0.01)
     time.sleep(seconds)
     node.die()
     for process in processes:
@@ -131,8 +138,9 @@ def test_a_daemon_killed_at_random_moments(node, undisturbed, stage, extra):
     expected = undisturbed(**options)
     moments = random.Random(SEED)
     print("seed", SEED)
-    for _ in range(KILLS):
-        kill_while_training(node, moments.uniform(0.1, 0.8), pause_ms=30, **options)
+    for kill in range(KILLS):
+        ready = kill % 2 == 1 or kill == 0
+        kill_while_training(node, moments.uniform(*((0.06, 0.3) if ready else (0.1, 0.8))), ready, pause_ms=30, **options)
         node.start()
     assert_ends_as(node, expected, **options)
     resumed = [int(step) for step in re.findall(r"goes on after step (\d+) of an earlier daemon", node.daemon.text())]
