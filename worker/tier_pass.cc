@@ -128,7 +128,11 @@ bool TierPass::Compute() {
   if (options_.pool == nullptr) {
     for (Entry* entry : batch) RunLane(*entry);
   } else {
-    options_.pool->ParallelFor(batch.size(), [&](size_t i, int) { RunLane(*batch[i]); });
+    const bool small = batch.size() * store_.plan().max_image_bytes() <= options_.one_lane_bytes;
+    const size_t parts = small ? 1 : std::min(batch.size(), lanes_);
+    options_.pool->ParallelFor(parts, [&](size_t part, int) {
+      for (size_t i = part; i < batch.size(); i += parts) RunLane(*batch[i]);
+    });
   }
   for (Entry* entry : batch) AfterLane(*entry);
   return true;
@@ -137,7 +141,9 @@ bool TierPass::Compute() {
 std::vector<TierPass::Entry*> TierPass::NextBatch() {
   std::vector<Entry*> batch;
   bool blocked = false;
-  for (size_t i = 0; i < ready_.size() && batch.size() < lanes_ && error_.ok();) {
+  const uint64_t image_bytes = std::max<uint64_t>(1, store_.plan().max_image_bytes());
+  const size_t limit = lanes_ * std::clamp<uint64_t>(options_.one_lane_bytes / image_bytes, 1, 4);
+  for (size_t i = 0; i < ready_.size() && batch.size() < limit && error_.ok();) {
     Entry* entry = ready_[i];
     if (!ReserveSlots(*entry)) {
       blocked = true;

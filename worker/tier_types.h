@@ -67,9 +67,12 @@ struct NvmeTierOptions {
   IoBackend backend = IoBackend::kThreads;
   absl::Duration io_timeout = absl::Seconds(30);  // of one transfer
   absl::Duration settle_time = absl::Seconds(5);  // for a queue to end after one timed out
-  std::span<std::byte> table;                     // the slot-table region
-  bool recover = false;                           // it holds a predecessor's table
-  uint64_t committed = 0;                         // the job's last committed attempt
+  // Images of so many bytes together are computed before another lane would be awake; 0: every
+  // image wakes one.
+  uint64_t one_lane_bytes = uint64_t{320} << 10;
+  std::span<std::byte> table;  // the slot-table region
+  bool recover = false;        // it holds a predecessor's table
+  uint64_t committed = 0;      // the job's last committed attempt
   // Instead of both: the files are there, of a job whose region is lost.
   std::optional<TierResume> resume = std::nullopt;
   // Room in a manifest for what is committed with a step (NvmeTier::Seal).

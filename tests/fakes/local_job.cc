@@ -246,6 +246,7 @@ absl::StatusOr<ManifestState> LocalJob::Resumable(const LocalJobOptions& options
 NvmeTierOptions LocalJob::TierOptions(uint32_t w) const {
   const JobMemory& memory = *workers_[w].memory;
   NvmeTierOptions options;
+  options.one_lane_bytes = w % 2 == 0 ? 0 : options.one_lane_bytes;  // both ways of sharing work
   options.job = "local";
   options.job_id = kJobId;
   options.layout_fingerprint = layout_->fingerprint();
