@@ -42,7 +42,7 @@ class HealthService final : public Health::Service {
       return grpc::Status(grpc::StatusCode::NOT_FOUND,
                           absl::StrCat("there is no service '", request->service(), "'"));
     }
-    reply->set_status(State());
+    reply->set_status(State(loop_.stopped()));
     return grpc::Status::OK;
   }
 
@@ -51,20 +51,21 @@ class HealthService final : public Health::Service {
     const bool has = Has(request->service());
     HealthCheckResponse told;
     while (!call->IsCancelled()) {
-      const auto state = has ? State() : HealthCheckResponse::SERVICE_UNKNOWN;
+      const bool stopped = loop_.stopped();  // asked once, or the end might come untold
+      const auto state = has ? State(stopped) : HealthCheckResponse::SERVICE_UNKNOWN;
       if (told.status() != state) {
         told.set_status(state);
         if (!writer->Write(told)) break;
       }
-      if (loop_.stopped()) break;
+      if (stopped) break;
       std::this_thread::sleep_for(kWatchPoll);
     }
     return grpc::Status::OK;
   }
 
  private:
-  HealthCheckResponse::ServingStatus State() const {
-    return loop_.stopped() ? HealthCheckResponse::NOT_SERVING : HealthCheckResponse::SERVING;
+  static HealthCheckResponse::ServingStatus State(bool stopped) {
+    return stopped ? HealthCheckResponse::NOT_SERVING : HealthCheckResponse::SERVING;
   }
 
   const EventLoop& loop_;
