@@ -6,19 +6,16 @@
 
 #include "base/dtype.h"
 #include "base/status.h"
+#include "storage/bytes.h"
 
 namespace zeroshard {
 namespace {
 
 constexpr uint64_t kPage = 4096;
 
-uint64_t AlignTo(uint64_t bytes, uint64_t alignment) {
-  return (bytes + alignment - 1) / alignment * alignment;
-}
-
 // Bytes of the pages that lie whole within a range.
 uint64_t WholePages(uint64_t offset, uint64_t bytes) {
-  const uint64_t begin = AlignTo(offset, kPage);
+  const uint64_t begin = RoundUpTo(offset, kPage);
   const uint64_t end = (offset + bytes) / kPage * kPage;
   return end > begin ? end - begin : 0;
 }
@@ -155,11 +152,11 @@ SlotTableShape NvmePlan::table_shape(uint64_t job_id, uint64_t layout_fingerprin
 }
 
 uint64_t NvmePlan::targets_offset() const {
-  return AlignTo(SlotTable::Bytes(static_cast<uint32_t>(images_.size()), extents_->slots()), 64);
+  return RoundUpTo(SlotTable::Bytes(static_cast<uint32_t>(images_.size()), extents_->slots()), 64);
 }
 
 uint64_t NvmePlan::table_bytes() const {
-  return AlignTo(targets_offset() + images_.size() * sizeof(uint64_t), kPage);
+  return RoundUpTo(targets_offset() + images_.size() * sizeof(uint64_t), kPage);
 }
 
 }  // namespace zeroshard

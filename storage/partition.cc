@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "storage/block_table.h"
+#include "storage/bytes.h"
 #include "storage/layout_proto.h"
 #include "storage/undo_area.h"
 
@@ -16,14 +17,10 @@ constexpr uint64_t kPage = 4096;
 // Frozen units are put in pieces of at least this much.
 constexpr uint64_t kMinGradientWindow = uint64_t{1} << 20;
 
-uint64_t AlignTo(uint64_t bytes, uint64_t alignment) {
-  return (bytes + alignment - 1) / alignment * alignment;
-}
-
 uint64_t ChunkElements(const model::v1::EngineConfig& config) {
   const uint64_t asked =
       config.sub_group_elements() == 0 ? kMaxChunkElements : config.sub_group_elements();
-  return std::clamp(AlignTo(asked, kGrainElements), kGrainElements, kMaxChunkElements);
+  return std::clamp(RoundUpTo(asked, kGrainElements), kGrainElements, kMaxChunkElements);
 }
 
 absl::StatusOr<StateFormat> StateFormatOf(const model::v1::EngineConfig& config) {
@@ -121,7 +118,7 @@ absl::StatusOr<PartitionPlan> PartitionPlan::CreateLocal(const Layout& layout,
     unit.accumulator =
         Place(offset, unit.slice.elements() * sizeof(float), plan.totals_.accumulator);
   }
-  plan.bytes_ = AlignTo(offset, kPage);
+  plan.bytes_ = RoundUpTo(offset, kPage);
   plan.totals_.records = plan.bytes_ - plan.totals_.accumulator;
   return plan;
 }
@@ -167,8 +164,8 @@ void PartitionPlan::PlanChunks(UnitPlan& plan, uint32_t unit) {
 uint64_t PartitionPlan::PlaceRecords(uint64_t put_bits) {
   undo_offset_ = sizeof(PartitionHeader);
   undo_bytes_ = UndoArea::BytesNeeded(lanes_, std::max<uint32_t>(1, chunks_.size()));
-  put_bitmap_offset_ = AlignTo(undo_offset_ + undo_bytes_, kLine);
-  return AlignTo(put_bitmap_offset_ + AlignTo(put_bits, 64) / 8, kLine);
+  put_bitmap_offset_ = RoundUpTo(undo_offset_ + undo_bytes_, kLine);
+  return RoundUpTo(put_bitmap_offset_ + RoundUpTo(put_bits, 64) / 8, kLine);
 }
 
 uint64_t PartitionPlan::Place(uint64_t& offset, uint64_t bytes, uint64_t& total) {
@@ -179,7 +176,7 @@ uint64_t PartitionPlan::Place(uint64_t& offset, uint64_t bytes, uint64_t& total)
 }
 
 uint64_t PartitionPlan::PlaceState(uint64_t& offset, uint64_t bytes, uint64_t& total) const {
-  offset = AlignTo(offset, section_alignment_);
+  offset = RoundUpTo(offset, section_alignment_);
   return Place(offset, bytes, total);
 }
 
@@ -210,7 +207,7 @@ void PartitionPlan::PlaceSections(const Layout& layout, const model::v1::EngineC
     units_[u].shard_data = PlaceState(
         offset, units_[u].shard.elements() * SizeOf(layout.units()[u].dtype), totals_.shards);
   }
-  bytes_ = AlignTo(offset, kPage);
+  bytes_ = RoundUpTo(offset, kPage);
   totals_.records = bytes_ - totals_.accumulator - totals_.master - totals_.state[0] -
                     totals_.state[1] - totals_.shards;
 }
@@ -228,7 +225,7 @@ void PartitionPlan::PlaceStates(uint64_t& offset) {
       if (!unit.has_optimizer) continue;
       unit.scales[slot] = PlaceState(offset, unit.blocks * sizeof(float), totals_.state[slot]);
     }
-    offset = AlignTo(offset, kLine);
+    offset = RoundUpTo(offset, kLine);
   }
 }
 
@@ -249,7 +246,7 @@ uint64_t GradientWindowBytes(const Layout& layout, const model::v1::EngineConfig
                               ? all
                               : config.reduce_bucket_elements() * sizeof(float);
   const uint64_t bounded = std::min(all, std::max(bucket, 2 * largest));
-  return AlignTo(std::max(bounded, kMinGradientWindow), kPage);
+  return RoundUpTo(std::max(bounded, kMinGradientWindow), kPage);
 }
 
 }  // namespace zeroshard

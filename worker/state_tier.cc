@@ -10,6 +10,7 @@
 #include "base/shared_memory.h"
 #include "base/status.h"
 #include "base/strings.h"
+#include "storage/bytes.h"
 
 namespace zeroshard {
 namespace {
@@ -160,7 +161,7 @@ void StateTier::PunchArray(uint32_t image, size_t array) const {
   const auto has_next = [&] { return last + 1 < images.size() && follows(last, last + 1); };
   while (end_of(last) % kPage != 0 && has_next() && Holds(last + 1)) ++last;
   uint64_t end = end_of(last);
-  if (!has_next() && memory_.config().tiered()) end = (end + kPage - 1) / kPage * kPage;
+  if (!has_next() && memory_.config().tiered()) end = RoundUpTo(end, kPage);
   const absl::Status status =
       PunchHole(memory_.partition_fd(), begin_of(first), end - begin_of(first));
   if (!status.ok()) {
