@@ -19,9 +19,7 @@ namespace {
 constexpr uint32_t kSteps = 4;
 
 std::string Trained(const StateForm& form, const StateVariant& v) {
-  const auto job = StartStateJob(form, v);
-  TrainSteps(*job, 0, kSteps);
-  return job->StateBytes();
+  return TrainedStates(form, v, kSteps);
 }
 
 // Where states are.

@@ -130,4 +130,10 @@ void TrainSteps(LocalJob& job, uint32_t from, uint32_t to) {
   }
 }
 
+std::string TrainedStates(const StateForm& form, const StateVariant& v, uint32_t steps) {
+  const auto job = StartStateJob(form, v);
+  TrainSteps(*job, 0, steps);
+  return job->StateBytes();
+}
+
 }  // namespace zeroshard

@@ -47,6 +47,8 @@ std::unique_ptr<LocalJob> StartStateJob(const LocalJobOptions& options);
 void ScatterStep(LocalJob& job, uint32_t step);
 // Trains steps [from, to).
 void TrainSteps(LocalJob& job, uint32_t from, uint32_t to);
+// All states of a new job after `steps` steps.
+std::string TrainedStates(const StateForm& form, const StateVariant& v, uint32_t steps);
 
 }  // namespace zeroshard
 
