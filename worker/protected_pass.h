@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "device/cpu/stream_copy.h"
 #include "storage/undo_area.h"
 #include "worker/undo_copy.h"
 
@@ -48,14 +49,6 @@ namespace protected_internal {
 // Keeps the compiler from moving stores across; see undo_area.h for why the processor needs
 // nothing.
 inline void CompilerFence() { std::atomic_signal_fence(std::memory_order_seq_cst); }
-
-// Orders stores that went past the caches, which other threads may read once the pass is done; such
-// stores of a killed process are in memory, too, for entering the kernel writes them out.
-inline void StreamFence() {
-#if defined(__SSE2__)
-  __builtin_ia32_sfence();
-#endif
-}
 
 // The copy loop for this processor.
 CopyFn BestUndoCopy();
@@ -150,7 +143,7 @@ void RunProtectedChunk(const ProtectedPass& pass, uint32_t lane, uint32_t chunk_
     group.begin += group.elements;
   }
   internal::CompilerFence();
-  internal::StreamFence();
+  StreamFence();
   pass.area.done(chunk_index).store(pass.key.tag, std::memory_order_release);
   internal::CompilerFence();
   probe(ProtectedPoint::kAfterDone);

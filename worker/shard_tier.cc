@@ -4,6 +4,7 @@
 
 #include "base/fault_point.h"
 #include "base/status.h"
+#include "device/cpu/stream_copy.h"
 #include "storage/shard_format.h"
 #include "worker/shard.h"
 #include "worker/unit_update.h"
@@ -21,13 +22,6 @@ GrainRange Intersect(GrainRange a, GrainRange b) {
 
 GrainRange GrainsOf(const NvmeImage& image) {
   return {image.begin / kGrainElements, (image.begin + image.elements) / kGrainElements};
-}
-
-// Non-temporal stores of a lane, before another thread reads them.
-void StoreFence() {
-#if defined(__SSE2__)
-  __builtin_ia32_sfence();
-#endif
 }
 
 // Where a part of an array goes in what its part `grains` is copied to.
@@ -82,7 +76,7 @@ void Shard::UpdateImage(const UnitUpdate& update, const TierItem& item,
     const PreparedUpdate silent(pass);
     if (item.write == kNoImage) pass.arrays.out = memory_->parameters_at_rest(chunk.unit);
     ApplyRange(silent, PreparedUpdate(pass), chunk.unit, chunk.begin, end);
-    StoreFence();
+    StreamFence();
   }
   if (item.write != kNoImage) {
     // Also those that no segment touches: each is its rounded master.
@@ -115,7 +109,7 @@ void Shard::RestoreFromImage(uint32_t chunk, std::byte* image) const {
   ConvertElements(state.arrays.param + plan.begin, DType::kFloat32,
                   memory_->parameters_at_rest(plan.unit) + plan.begin * SizeOf(dtype), dtype,
                   plan.elements);
-  StoreFence();
+  StreamFence();
 }
 
 std::vector<uint32_t> Shard::ParameterImages(uint32_t unit) const {

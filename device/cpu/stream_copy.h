@@ -15,6 +15,14 @@ namespace zeroshard {
 // whatever the caller stores afterwards.
 void StreamCopy(void* destination, const void* source, size_t bytes);
 
+// Orders stores that went past the caches, which other threads may read from here on; such stores
+// of a killed process are in memory, too, for entering the kernel writes them out.
+inline void StreamFence() {
+#if defined(__SSE2__)
+  __builtin_ia32_sfence();
+#endif
+}
+
 }  // namespace zeroshard
 
 #endif  // ZEROSHARD_DEVICE_CPU_STREAM_COPY_H_
