@@ -6,8 +6,11 @@ pair of choices twice over, and more sizes.
 
 import os
 import pathlib
+import subprocess
+import sys
 import tempfile
 
+import memory_group
 import nvme_jobs
 import pytest
 import trainers
@@ -185,3 +188,31 @@ def test_states_of_many_times_the_memory(daemons, in_memory, stage, name, transp
     assert nvme_jobs.on_tier(view, "host") <= limit
     assert meter.samples > 20 and meter.most <= limit
     check_equal(result, in_memory(gradients="bf16", **options), name)
+
+
+@pytest.fixture
+def group():
+    made = memory_group.MemoryGroup.make()
+    if made is None:
+        pytest.skip("this user may not make a control group for memory")
+    with made:
+        yield made
+
+
+def test_states_of_four_times_the_memory_that_the_kernel_gives(daemons, in_memory, group, tmp_path):
+    """Daemon and workers may have what they have while their job is tiny, and a quarter of the states beside it."""
+    options = {"dtype": "bf16", "steps": STEPS, "sizes": LARGE, "one_by_one": True}
+    limit = limit_of(3)
+    (tmp_path / "drive").mkdir()
+    daemon = Daemon(tmp_path, worker=trainers.WORKER, devices=["cpu:0", "cpu:1"], config=f"nvme_paths: [{tmp_path}/drive]\n",
+                    process={"preexec_fn": group.enter}).start()
+    trainers.train_and_keep(daemon, "tiny", RANKS, stage=3, config=frugal(3, limit, "shm"), dtype="bf16", steps=1, sizes=(300,))
+    group.limit(group.unreclaimable() + limit)
+    daemon.cli("remove", "tiny", "--force")
+    result = trainers.run(daemon, "large", RANKS, stage=3, config=frugal(3, limit, "shm"), **options)
+    assert group.kills() == 0
+    # And it is a limit: what holds the states in memory does not live.
+    hold = subprocess.run([sys.executable, "-c", f"bytearray({14 * sum(LARGE)})"], preexec_fn=group.enter, check=False)
+    assert hold.returncode == -9 and group.kills() == 1
+    assert daemon.stop() == 0
+    check_equal(result, in_memory(gradients="bf16", **options), "large")
