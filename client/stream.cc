@@ -1,6 +1,10 @@
 #include "client/stream.h"
 
+#include <cerrno>
+
 #include <algorithm>
+#include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -25,6 +29,15 @@ constexpr absl::Duration kLastBackoff = absl::Milliseconds(200);
 // one by one, and perhaps later than the rank itself.
 constexpr absl::Duration kUnknownPatience = absl::Seconds(5);
 
+// The listener is the daemon's and outlives its workers: where nobody listens, the daemon or the
+// job is gone. What it said last may still be on its way.
+constexpr absl::Duration kRefusedPatience = absl::Seconds(2);
+
+bool NobodyListens(const absl::Status& status) {
+  const std::optional<int> code = ErrnoOf(status);
+  return code == ECONNREFUSED || code == ENOENT;
+}
+
 // Whether the worker may not have heard of the rank yet.
 bool MayBeEarly(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsUnauthenticated(status);
@@ -32,6 +45,7 @@ bool MayBeEarly(const absl::Status& status) {
 
 // Whether a new worker, or the same one a little later, may take the rank back.
 bool MayRecover(const absl::Status& status, absl::Duration gone) {
+  if (NobodyListens(status)) return gone < kRefusedPatience;
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kFailedPrecondition:
@@ -193,8 +207,12 @@ class Stream::Impl {
       reason = link.status();
       if (absl::Now() - lost >= options_.patience) break;
     }
-    return Annotate(reason,
-                    absl::StrCat("the worker at ", options_.socket, " is lost to this rank"));
+    const std::string where = absl::StrCat("the worker at ", options_.socket);
+    if (!NobodyListens(reason)) {
+      return Annotate(reason, absl::StrCat(where, " is lost to this rank"));
+    }
+    return absl::UnavailableError(absl::StrCat(
+        where, " is lost to this rank: the daemon or the job is gone (", reason.message(), ")"));
   }
 
   void Resume(std::unique_ptr<Link> link) {

@@ -310,6 +310,18 @@ TEST_F(RequestChannelTest, AWorkerThatStaysAwayEndsTheChannelAfterThePatience) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("is lost to this rank")) << status;
 }
 
+TEST_F(RequestChannelTest, WhereNobodyListensAnyMoreTheChannelEndsSoon) {
+  auto channel = Open();
+  const uint64_t id = *channel->Submit(Release(0));
+  fake_.Stop();
+  const absl::Time start = absl::Now();
+  const absl::Status status = channel->Wait(id, kLong);
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("the daemon or the job is gone"));
+  EXPECT_GT(absl::Now() - start, absl::Seconds(1)) << "a reason may be on its way";
+  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+}
+
 TEST_F(RequestChannelTest, AShorterDeadlineSaysThatTheWorkerIsGone) {
   auto channel = Open();
   const uint64_t id = *channel->Submit(Release(0));

@@ -124,3 +124,20 @@ def test_killed_ranks_go_on_where_they_were(tmp_path, undisturbed, stage, victim
     finally:
         run.close()
     assert found == undisturbed(stage)
+
+
+def test_ranks_of_a_dead_daemon_say_so_soon(tmp_path):
+    """Not after the 60 s that a rank waits for a worker: nobody listens any more."""
+    run = Run(tmp_path / "run", 3)
+    try:
+        run.start(0)
+        run.start(1)
+        run.wait_for_step(2)
+        run.daemon.process.kill()
+        start = time.monotonic()
+        for rank, process in run.processes.items():
+            assert process.wait(30) != 0
+            assert "the daemon or the job is gone" in (run.directory / f"rank{rank}.log").read_text()
+        assert time.monotonic() - start < 10
+    finally:
+        run.close()
