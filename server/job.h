@@ -15,6 +15,11 @@
 // successors take it up where it stands, and what they send twice counts once. A dead generation
 // then stays dead: the job is Failed.
 //
+// Of a job with a data plane (`data_plane`) all ranks of a generation attach together, because its
+// communicators are of all of them. A rank that dies, or gives its session up, ends the generation:
+// the others get Aborted and attach again, from the same processes; once no rank is left in the
+// dead generation the step in flight is dropped, and the next one forms.
+//
 // The generation rises with every change of the membership of a started job. A worker that dies is
 // started again with the same memory, later each time; past kMaxRestarts in kRestartWindow, or when
 // it gets stuck at one step again and again, the job fails. No function here does I/O, reads a
@@ -115,6 +120,7 @@ struct JobState {
   uint32_t first_worker = 0;               // of this node; inputs and actions count from 0
   std::vector<std::string> missing_nodes;  // "node 1 (10.0.0.2:7401)": not joined yet
   Instant leave_deadline = absl::InfiniteDuration();  // kLeaving: the others are waited for
+  bool data_plane = false;                            // the death of a rank is everybody's
 };
 
 // A new job whose first rank is about to attach.
@@ -128,13 +134,19 @@ struct AttachRequested {
   int64_t pid = 0;
   std::shared_ptr<const JobSpec> spec;
   Instant deadline;
+  // Why this process gave up the session that it has as this rank; empty: it has none, or the
+  // generation is dead. Data planes only.
+  std::string gave_up = "";
+  uint64_t step = 0;  // in flight, for messages; 0: unknown
 };
 struct AttachCancelled {  // the caller is gone or gave up
   uint64_t attach_id = 0;
+  uint64_t step = 0;  // as above
 };
 struct RankGone {  // the process has ended
   uint32_t rank = 0;
   uint64_t attach_id = 0;
+  uint64_t step = 0;  // as above
 };
 struct DetachRequested {
   uint32_t rank = 0;

@@ -49,9 +49,16 @@ class Decider {
   absl::Status Refusal(const AttachRequested& in) const;
   void Disagree(const AttachRequested& in, const std::string& difference);
   void Admit(const AttachRequested& in);
+  void CheckFormed();
   void AttachWaiting();
-  void Leave(uint32_t rank, RankPhase phase, const std::string& why);
+  void Leave(uint32_t rank, RankPhase phase, const std::string& why, uint64_t step);
   void CheckAllGone();
+  // Data planes. Whether the rank's own process attaches anew.
+  bool Returns(const AttachRequested& in) const;
+  void LeaveDeadGeneration(const AttachRequested& in);
+  void Abort(uint64_t step, const std::string& why);
+  void CheckNextGeneration();
+  std::string StillInside() const;
   void FailWaiting(const absl::Status& status);
   void Fail(const absl::Status& status);
   void Poison(const absl::Status& status);

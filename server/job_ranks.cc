@@ -30,12 +30,12 @@ absl::Status Decider::Refusal(const AttachRequested& in) const {
                                                  "; use another job name, or end that one",
                                                  " with `zeroshard remove ", next_.name, "`"));
   }
-  if (held) {
+  if (held && !Returns(in)) {
     return absl::AlreadyExistsError(absl::StrCat("rank ", in.rank, " of ", Job(),
                                                  " is held by process ", holder.pid,
                                                  "; two processes cannot be the same rank"));
   }
-  if (!next_.poison.ok()) {
+  if (!next_.poison.ok() && !next_.data_plane) {
     return absl::FailedPreconditionError(
         absl::StrCat(Job(), " takes new ranks once ", RankList(Ranks(RankPhase::kAttached)),
                      " ended, because its generation is dead: ", next_.poison.message()));
@@ -63,6 +63,7 @@ void Decider::On(const AttachRequested& in) {
   const std::string difference =
       Difference(next_.spec, first, *in.spec, absl::StrCat("rank ", in.rank));
   if (!difference.empty()) return Disagree(in, difference);
+  if (Returns(in)) LeaveDeadGeneration(in);
   Admit(in);
 }
 
@@ -73,11 +74,19 @@ void Decider::Admit(const AttachRequested& in) {
   rank.pid = in.pid;
   rank.attach_id = in.attach_id;
   rank.deadline = in.deadline;
+  if (next_.data_plane && next_.phase == JobPhase::kReady) {
+    Say(absl::StrCat(Describe(in.rank), " waits for the next generation"));
+    return CheckNextGeneration();
+  }
   if (next_.phase == JobPhase::kIdle) next_.phase = JobPhase::kForming;
   if (next_.phase != JobPhase::kForming) {
     Say(absl::StrCat(Describe(in.rank), " waits for the workers"));
     return AttachWaiting();
   }
+  CheckFormed();
+}
+
+void Decider::CheckFormed() {
   const size_t present = PresentRanks(next_);
   Say(absl::StrCat(present, " of ", next_.spec.local_ranks, " ranks are here"));
   if (present < next_.spec.local_ranks) return;
@@ -106,6 +115,7 @@ void Decider::Admit(const AttachRequested& in) {
 void Decider::AttachWaiting() {
   if (!WorkersReady()) return;
   const std::vector<uint32_t> waiting = Ranks(RankPhase::kWaiting);
+  if (next_.data_plane && waiting.size() < next_.spec.local_ranks) return;
   if (next_.ever_ready && !waiting.empty()) ++next_.generation;
   for (const uint32_t rank : waiting) {
     next_.ranks[rank].phase = RankPhase::kAttached;
@@ -126,7 +136,7 @@ void Decider::On(const AttachCancelled& in) {
     const RankState& state = next_.ranks[rank];
     if (state.attach_id != in.attach_id) continue;
     if (state.phase == RankPhase::kWaiting || state.phase == RankPhase::kAttached) {
-      return Leave(rank, RankPhase::kDead, "gave up attaching");
+      return Leave(rank, RankPhase::kDead, "gave up attaching", in.step);
     }
   }
 }
@@ -135,17 +145,17 @@ void Decider::On(const RankGone& in) {
   if (in.rank >= next_.ranks.size() || next_.ranks[in.rank].attach_id != in.attach_id) return;
   const RankPhase phase = next_.ranks[in.rank].phase;
   if (phase == RankPhase::kWaiting || phase == RankPhase::kAttached) {
-    Leave(in.rank, RankPhase::kDead, "died");
+    Leave(in.rank, RankPhase::kDead, "died", in.step);
   }
 }
 
 void Decider::On(const DetachRequested& in) {
   if (in.rank >= next_.ranks.size() || next_.ranks[in.rank].phase != RankPhase::kAttached) return;
   next_.ranks[in.rank].keep = in.keep;
-  Leave(in.rank, RankPhase::kDetached, "detached");
+  Leave(in.rank, RankPhase::kDetached, "detached", 0);
 }
 
-void Decider::Leave(uint32_t rank, RankPhase phase, const std::string& why) {
+void Decider::Leave(uint32_t rank, RankPhase phase, const std::string& why, uint64_t step) {
   RankState& state = next_.ranks[rank];
   const std::string sentence = absl::StrCat(Describe(rank), " ", why);
   const bool was_attached = state.phase == RankPhase::kAttached;
@@ -154,6 +164,8 @@ void Decider::Leave(uint32_t rank, RankPhase phase, const std::string& why) {
     actions_.push_back(FailAttach{state.attach_id, absl::CancelledError(sentence)});
     state.phase = next_.ever_ready ? RankPhase::kDead : RankPhase::kAbsent;
     state.deadline = absl::InfiniteDuration();
+    // All of a data plane's ranks attach, or none.
+    if (next_.data_plane && next_.phase == JobPhase::kStarting) next_.phase = JobPhase::kForming;
     return CheckAllGone();
   }
   state.phase = phase;
@@ -163,6 +175,51 @@ void Decider::Leave(uint32_t rank, RankPhase phase, const std::string& why) {
   actions_.push_back(AnnounceRankDied{rank, sentence});
   if (phase == RankPhase::kDead) Emit("rank-died", sentence);
   CheckAllGone();
+  if (!next_.data_plane || next_.phase != JobPhase::kReady) return;
+  if (phase == RankPhase::kDead) Abort(step, sentence);
+  CheckNextGeneration();
+}
+
+bool Decider::Returns(const AttachRequested& in) const {
+  const RankState& holder = next_.ranks[in.rank];
+  return next_.data_plane && next_.phase == JobPhase::kReady &&
+         holder.phase == RankPhase::kAttached && holder.pid == in.pid &&
+         (!next_.poison.ok() || !in.gave_up.empty());
+}
+
+void Decider::LeaveDeadGeneration(const AttachRequested& in) {
+  const std::string who = Describe(in.rank);
+  next_.ranks[in.rank] = RankState{};
+  ++next_.generation;
+  actions_.push_back(AnnounceRankDied{in.rank, absl::StrCat(who, " attaches again")});
+  if (!in.gave_up.empty()) Abort(in.step, absl::StrCat(who, ": ", in.gave_up));
+}
+
+// For whoever is left in the generation.
+void Decider::Abort(uint64_t step, const std::string& why) {
+  if (Ranks(RankPhase::kAttached).empty()) return;
+  const std::string what = step == 0 ? "the step in flight" : absl::StrCat("step ", step);
+  Poison(absl::AbortedError(absl::StrCat(what, " aborted: ", why)));
+}
+
+// The next generation forms when nobody is left in the one before.
+void Decider::CheckNextGeneration() {
+  if (!next_.data_plane || next_.phase != JobPhase::kReady ||
+      !Ranks(RankPhase::kAttached).empty() || PresentRanks(next_) == 0) {
+    return;
+  }
+  next_.phase = JobPhase::kForming;
+  next_.poison = absl::OkStatus();
+  next_.alive_since = ++next_.generation;
+  actions_.push_back(DropAttempt{});
+  CheckFormed();
+}
+
+// "rank 0 (process 100)": attached ranks that keep the next generation waiting.
+std::string Decider::StillInside() const {
+  std::vector<std::string> names;
+  for (const uint32_t rank : Ranks(RankPhase::kAttached)) names.push_back(Describe(rank));
+  return absl::StrJoin(names, ", ");
 }
 
 void Decider::CheckAllGone() {

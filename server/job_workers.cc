@@ -32,11 +32,11 @@ std::string Decider::WorkersNotReady() const {
 
 void Decider::Poison(const absl::Status& status) {
   if (!next_.poison.ok()) return;
-  FailWaiting(status);
+  if (!next_.data_plane) FailWaiting(status);  // else they are of the next generation
   next_.poison = status;
   Say(absl::StrCat("generation ", next_.generation, " is dead: ", status.message()));
   actions_.push_back(PoisonGeneration{status});
-  Emit("failed", std::string(status.message()));
+  Emit(absl::IsAborted(status) ? "aborted" : "failed", std::string(status.message()));
 }
 
 void Decider::Fail(const absl::Status& status) {
@@ -55,7 +55,9 @@ void Decider::End(const std::string& why) {
 }
 
 void Decider::On(const StartFailed& in) {
-  if (next_.phase != JobPhase::kStarting || next_.ever_ready) return;
+  const bool starting =
+      next_.phase == JobPhase::kStarting || (next_.phase == JobPhase::kForming && next_.started);
+  if (!starting || next_.ever_ready) return;
   Fail(in.status);
 }
 
@@ -181,6 +183,13 @@ void Decider::CheckWaitDeadlines() {
     if (!next_.ever_ready) return End(text);
     next_.phase = JobPhase::kIdle;
     return;
+  }
+  if (next_.data_plane && next_.phase == JobPhase::kReady) {
+    const std::string held =
+        absl::StrCat(Job(), ": the next generation cannot form: ", StillInside(),
+                     " neither attached again nor ended");
+    Say(held);
+    return FailWaiting(absl::DeadlineExceededError(held));
   }
   const std::string text =
       absl::StrCat(Job(), ": the workers were not ready in time: ", WorkersNotReady(),
