@@ -7,6 +7,7 @@
 #define ZEROSHARD_DEVICE_CUDA_AVAILABLE_H_
 
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -18,10 +19,15 @@ namespace zeroshard {
 // a build without CUDA, no device of a kind that is supported).
 absl::Status CheckCudaUsable();
 
+// OK when the device of this name ("cuda:1") can be used; else as CheckCudaUsable, NotFound where
+// there are fewer, InvalidArgument for a name of no CUDA device.
+absl::Status CheckCudaDevice(std::string_view name);
+
 // The devices, one line of JSON each:
 //   {"device":"cuda:0","name":"...","uuid":"GPU-...","pci":"0000:19:00.0","compute_capability":"9.0",
-//    "memory_bytes":N,"numa_node":0,"cpus":"0-31","nics":[{"name":"mlx5_0","pci":"...",
-//    "distance":"switch","active":true}],"usable":true,"problem":""}
+//    "memory_bytes":N,"numa_node":0,"cpus":"0-31","nics":[{"name":"mlx5_0","interface":"ib0",
+//    "pci":"...","numa_node":0,"distance":"switch","rdma":true,"active":true}],
+//    "usable":true,"problem":""}
 // An error only where CheckCudaUsable has one because of the driver or because there is no device;
 // a device that cannot be used is listed with its problem.
 absl::StatusOr<std::string> DescribeCudaDevices();

@@ -43,6 +43,12 @@ absl::Status CheckComputeCapability(ComputeCapability found, std::string_view de
 // Whether the driver's name is that of a slice of a GPU ("NVIDIA A100-SXM4-40GB MIG 1g.5gb").
 bool IsMigSlice(std::string_view name);
 
+// 1 from "cuda:1". InvalidArgument for anything else.
+absl::StatusOr<int> CudaOrdinal(std::string_view name);
+
+// NotFound: this process sees `count` devices, and none of that number.
+absl::Status NoSuchDevice(int ordinal, size_t count);
+
 struct DeviceMemoryInfo {
   uint64_t free = 0;
   uint64_t total = 0;

@@ -10,7 +10,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string_view>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -91,14 +93,16 @@ class CudaStream {
   CUstream handle() const { return handle_; }
 
  private:
-  enum class Owner : uint8_t { kSelf, kOther };
-  CudaStream(const CudaDevice& device, CUstream handle, Owner owner)
-      : device_(&device), handle_(handle), owner_(owner) {}
+  enum class Owner : uint8_t { kNobody, kSelf, kOther };  // kNobody: moved from
+  CudaStream(const CudaDevice& device, CUstream handle, Owner owner);
+  absl::Status Enqueue(std::string_view what, uint64_t bytes,
+                       absl::FunctionRef<CUresult(const CudaDriver&)> call) const;
   void Destroy();
 
   const CudaDevice* device_;
   CUstream handle_;
   Owner owner_;
+  uint64_t id_;  // of Notify's functions
 };
 
 }  // namespace zeroshard
