@@ -43,6 +43,7 @@ class NvmePlan {
  public:
   // Whether a job with this configuration has a plan.
   static bool Exists(const model::v1::EngineConfig& config) {
+    if (config.data_plane()) return config.optimizer_tier() == model::v1::TIER_NVME;
     return config.tiered() || config.parameter_tier() == model::v1::TIER_NVME;
   }
 

@@ -16,6 +16,8 @@ constexpr uint64_t kLine = 64;
 constexpr uint64_t kPage = 4096;
 // Frozen units are put in pieces of at least this much.
 constexpr uint64_t kMinGradientWindow = uint64_t{1} << 20;
+// Where gradients go over the device: room to put parameters.
+constexpr uint64_t kMaxPutWindow = uint64_t{64} << 20;
 
 uint64_t ChunkElements(const model::v1::EngineConfig& config) {
   const uint64_t asked =
@@ -132,8 +134,8 @@ void PartitionPlan::PlanUnits(const Layout& layout, const model::v1::EngineConfi
     UnitPlan plan;
     plan.shard = layout.slice(u, worker);
     plan.has_optimizer = unit.trainable && !config.forward_only();
-    plan.resident =
-        !copied || config.stage() < 3 || layout.persistent(u, config.persistence_threshold());
+    plan.resident = !config.data_plane() && (!copied || config.stage() < 3 ||
+                                             layout.persistent(u, config.persistence_threshold()));
     if (plan.has_optimizer) {
       plan.slice = config.stage() == 0 ? GrainRange{0, unit.grains} : plan.shard;
       plan.master_form = MasterFormOf(unit, config);
@@ -229,18 +231,25 @@ void PartitionPlan::PlaceStates(uint64_t& offset) {
   }
 }
 
-bool UsesLocalAccumulators(const model::v1::EngineConfig& config) {
+bool SumsMicroStepsFirst(const model::v1::EngineConfig& config) {
   return config.stage() == 1 && config.accumulation_steps() > 1 && !config.ranks_first() &&
          !config.forward_only();
+}
+
+bool UsesLocalAccumulators(const model::v1::EngineConfig& config) {
+  return SumsMicroStepsFirst(config) && !config.data_plane();
 }
 
 uint64_t GradientWindowBytes(const Layout& layout, const model::v1::EngineConfig& config) {
   uint64_t all = 0;
   uint64_t largest = 0;
   for (const Unit& unit : layout.units()) {
-    if (!unit.trainable || config.forward_only()) continue;
+    if ((!unit.trainable || config.forward_only()) && !config.data_plane()) continue;
     all += unit.bytes();
     largest = std::max(largest, unit.bytes());
+  }
+  if (config.data_plane()) {
+    return RoundUpTo(std::clamp(2 * largest, kMinGradientWindow, kMaxPutWindow), kPage);
   }
   const uint64_t bucket = config.reduce_bucket_elements() > kMaxElements / 4
                               ? all

@@ -142,12 +142,17 @@ constexpr uint64_t StateElementBytes(StateFormat format) {
   return format == StateFormat::kFloat32 ? 4 : format == StateFormat::kBfloat16 ? 2 : 1;
 }
 
-// Whether ranks accumulate micro-steps on their own before the ranks are summed (stage 1 with
-// several micro-steps, unless ranks_first): then every rank has a local accumulator region.
+// Whether ranks accumulate micro-steps on their own before the ranks are summed: stage 1 with
+// several micro-steps, unless ranks_first.
+bool SumsMicroStepsFirst(const model::v1::EngineConfig& config);
+
+// Whether every rank has a local accumulator region for it; with a data plane it sums in memory of
+// its own.
 bool UsesLocalAccumulators(const model::v1::EngineConfig& config);
 
 // Bytes of one rank's gradient window: all trainable units, bounded by reduce_bucket_size (two of
-// the largest units at least), and large enough to put frozen units in pieces. A multiple of 4096.
+// the largest units at least), and large enough to put frozen units in pieces. With a data plane it
+// carries puts alone. A multiple of 4096.
 uint64_t GradientWindowBytes(const Layout& layout, const model::v1::EngineConfig& config);
 
 }  // namespace zeroshard
