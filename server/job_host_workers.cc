@@ -218,6 +218,10 @@ void JobHost::OnWorkerMessage(uint32_t w, uint32_t incarnation, const FromWorker
       return OnPowerStates(w, message.power_states());
     case FromWorker::kStore:
       return OnStore(w, incarnation, message.store());
+    case FromWorker::kDeviceRegions:
+      LogWarn(absl::StrCat("job ", state_.name, ": worker ", Global(w),
+                           " sent device memory, and has no device"));
+      return;
     case FromWorker::KIND_NOT_SET:
       return;
   }
