@@ -210,6 +210,7 @@ class JobHost {
   std::map<uint64_t, AttachCall> calls_;            // by attach id, while they wait
   std::shared_ptr<const NvmeAdmission> admission_;  // of the last attach; until the job starts
   std::shared_ptr<const NvmeLease> nvme_;           // shared with the workers' processes
+  std::map<std::string, std::string> io_devices_;   // by path of the NVMe tier: NodeIo::AddPath
   std::optional<JobRegions> regions_;
   std::vector<Rank> ranks_;
   std::vector<Worker> workers_;

@@ -55,8 +55,12 @@ absl::Status JobHost::ReserveNvme() {
   admission_.reset();
   for (const NvmePathConfig& path : plan_->nvme_paths) {
     if (environment_.io == nullptr) break;
-    const absl::Status added = environment_.io->AddPath(path.path);
-    if (!added.ok()) LogWarn(absl::StrCat(path.path, " has no I/O budget: ", added.message()));
+    const absl::StatusOr<std::string> device = environment_.io->AddPath(path.path);
+    if (device.ok()) {
+      io_devices_[path.path] = *device;
+    } else {
+      LogWarn(absl::StrCat(path.path, " has no I/O budget: ", device.status().message()));
+    }
   }
   return absl::OkStatus();
 }
@@ -70,6 +74,8 @@ void JobHost::DescribeTiers(internal::v1::WorkerStart& start) const {
     out.set_path(path.path);
     out.set_weight(path.weight);
     out.set_allow_network_path(path.allow_network_path);
+    const auto device = io_devices_.find(path.path);
+    if (device != io_devices_.end()) out.set_io_device(device->second);
   }
   if (nvme_ != nullptr) start.set_io_backend(std::string(NameOf(nvme_->backend())));
   start.set_io_timeout_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(tiers.io_timeout)));

@@ -58,8 +58,10 @@ class NodeIo {
 
   absl::StatusOr<std::shared_ptr<const IoHolder>> Add(const std::string& job,
                                                       uint32_t worker) const;
-  // A path that a job uses. ResourceExhausted when there are too many.
-  absl::Status AddPath(const std::string& path) const;
+  // A path that a job uses. Returns the path of its device in the budget: the path of the daemon or
+  // of another job that it lies beneath, on the same file system, or its own. ResourceExhausted
+  // when there are too many.
+  absl::StatusOr<std::string> AddPath(const std::string& path) const;
   // What that worker gets with its Start, beside descriptor().
   internal::v1::WorkerRegion Describe(const IoHolder& holder) const;
   int descriptor() const { return fd_.get(); }

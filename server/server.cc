@@ -143,7 +143,7 @@ absl::Status Server::Parts::StartTiers(HostEnvironment& environment) {
   ZS_ASSIGN_OR_RETURN(io, NodeIo::Create(&clock, shares));
   environment.io = io.get();
   for (const NvmePathConfig& path : config.tiers.nvme_paths) {
-    ZS_RETURN_IF_ERROR(io->AddPath(path.path));
+    ZS_RETURN_IF_ERROR(io->AddPath(path.path).status());
   }
   drives = std::make_unique<DriveMetrics>(metrics_table, io->budget());
   environment.drives = drives.get();

@@ -88,7 +88,7 @@ absl::StatusOr<std::unique_ptr<IoGate>> MakeGate(const JobMemory& memory, const 
   }
   std::vector<uint32_t> devices;
   for (const internal::v1::NvmePath& path : memory.start().nvme_paths()) {
-    const std::optional<uint32_t> device = budget.FindDevice(path.path());
+    const std::optional<uint32_t> device = budget.FindDevice(path.io_device());
     if (!device.has_value()) {
       LogWarn(absl::StrCat("nvme_path ", path.path(), " has no I/O budget: transfers do not wait"));
       return nullptr;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -71,6 +72,24 @@ TEST(NodeIo, CountsThatCannotBeReadBeginAnew) {
   const auto io = Make(clock, dir);
   ASSERT_TRUE(io->AddPath("/mnt/nvme0").ok());
   EXPECT_EQ(io->budget().today(0).written, 0u);
+}
+
+TEST(NodeIo, ADirectoryBelowAPathSharesItsLimits) {
+  DiskDir dir;
+  SystemClock clock;
+  const auto io = Make(clock, dir);
+  const std::string path = dir.path() + "/drive";
+  std::filesystem::create_directories(path + "/alice");
+  std::filesystem::create_directory(path + "-2");
+  std::filesystem::create_directory_symlink(path + "/alice", dir.path() + "/link");
+  EXPECT_EQ(*io->AddPath(path), path);
+  EXPECT_EQ(*io->AddPath(path + "/alice"), path);
+  EXPECT_EQ(*io->AddPath(path + "/alice/../alice/"), path);
+  EXPECT_EQ(*io->AddPath(dir.path() + "/link"), path);
+  EXPECT_EQ(*io->AddPath(path + "-2"), path + "-2") << "beside it";
+  EXPECT_EQ(*io->AddPath(dir.path()), dir.path()) << "above it";
+  EXPECT_EQ(*io->AddPath("/dev/shm"), "/dev/shm");
+  EXPECT_EQ(io->budget().devices(), 4u);
 }
 
 }  // namespace
