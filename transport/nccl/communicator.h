@@ -20,8 +20,10 @@
 #ifndef ZEROSHARD_TRANSPORT_NCCL_COMMUNICATOR_H_
 #define ZEROSHARD_TRANSPORT_NCCL_COMMUNICATOR_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -36,6 +38,8 @@ struct CUstream_st;  // CUstream and cudaStream_t
 
 namespace zeroshard {
 
+class NcclHandle;  // transport/nccl/handle.h
+
 // Device memory. Zero bytes: no transfer, on both ends.
 struct NcclBuffer {
   uint64_t address = 0;
@@ -43,7 +47,8 @@ struct NcclBuffer {
 };
 
 // Rank r's `send` arrives in `receive[r]` of every rank; both have the same size on all ranks.
-// In place where send is receive[own rank]; any other overlap is the caller's mistake.
+// In place where send is receive[own rank]; any other overlap is the caller's mistake. Where the
+// pieces lie to each other is the same on all ranks.
 struct NcclGather {
   NcclBuffer send;
   std::vector<NcclBuffer> receive;  // by rank
@@ -74,7 +79,8 @@ struct NcclOptions {
 class NcclCommunicator {
  public:
   // All ranks call this with the same id at about the same time, each with its device's context
-  // current. DeadlineExceeded when not all came in time.
+  // current. DeadlineExceeded when not all came in time; FailedPrecondition for ranks that share a
+  // GPU, and where NCCL_COMM_BLOCKING makes NCCL block.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Create(const NcclLibrary& library,
                                                                   const NcclUniqueId& id,
                                                                   uint32_t rank, uint32_t ranks,
@@ -91,7 +97,7 @@ class NcclCommunicator {
   uint32_t rank() const { return rank_; }
   uint32_t ranks() const { return ranks_; }
   // Operations put on a stream since creation; equal on all ranks that are in step.
-  uint64_t operations() const;
+  uint64_t operations() const { return operations_.load(std::memory_order_relaxed); }
 
   // All gathers as one operation. One whose pieces are of one size and lie one after the other is
   // NCCL's all-gather, any other a broadcast from each rank that sends something.
@@ -113,8 +119,9 @@ class NcclCommunicator {
   absl::Status Broadcast(CUstream_st* stream, std::span<const NcclBroadcast> broadcasts);
 
   // Makes transfers from and to this memory free of staging copies, where NCCL, the network and the
-  // kind of memory allow it; local to this rank. Memory must be registered as a whole before it is
-  // used and given back before it is unmapped. Without the feature: OK, and nothing is done.
+  // kind of memory allow it. All ranks register what they use in the same operations, or none does.
+  // Memory must be registered as a whole before it is used and given back before it is unmapped.
+  // Without the feature: OK, and nothing is done.
   absl::Status Register(const NcclBuffer& buffer);
   absl::Status Unregister(const NcclBuffer& buffer);
 
@@ -132,6 +139,10 @@ class NcclCommunicator {
   // news that a rank died, which come by the control plane long before a deadline passes.
   void Interrupt(const absl::Status& reason);
 
+  // Begins what Abort waits for. With several communicators on a device all are begun before one is
+  // waited for: freeing one waits for the device, on which the others' operations hang.
+  void BeginAbort();
+
   // Ends what is on the streams and frees the communicator. NCCL's abort can hang itself, so it
   // runs on a thread of its own: false when that has not ended after `timeout`; thread and
   // communicator are then given up, buffers and streams must be left as they are, and the log says
@@ -142,12 +153,21 @@ class NcclCommunicator {
   absl::Status Close();
 
  private:
-  struct State;
-  explicit NcclCommunicator(std::unique_ptr<State> state, uint32_t rank, uint32_t ranks);
+  class Issue;
+  NcclCommunicator(std::shared_ptr<NcclHandle> handle, uint32_t rank, uint32_t ranks,
+                   const NcclOptions& options);
+
+  absl::Status CheckMessages(std::span<const NcclMessage> messages) const;
 
   const uint32_t rank_;
   const uint32_t ranks_;
-  const std::unique_ptr<State> state_;
+  const NcclOptions options_;
+  // Shared with the thread that aborts.
+  const std::shared_ptr<NcclHandle> handle_;
+  std::atomic<bool> issuing_ = false;
+  std::atomic<uint64_t> operations_ = 0;
+  // Of registrations by address. Guarded by issuing_.
+  std::map<uint64_t, void*> registrations_;
 };
 
 }  // namespace zeroshard

@@ -6,14 +6,16 @@
 // What a version lacks is seen from its symbols and from its number, never from the headers of this
 // build.
 //
-// A value without state of its own: copies are cheap, any thread may use one, and the library stays
-// loaded until the process ends. docs/gpu.md has the rules of versions.
+// A value: copies are cheap, any thread may use one, and the library stays loaded until the process
+// ends. docs/nccl.md has the rules of versions.
 #ifndef ZEROSHARD_TRANSPORT_NCCL_LIBRARY_H_
 #define ZEROSHARD_TRANSPORT_NCCL_LIBRARY_H_
 
 #include <array>
 #include <cstddef>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 
@@ -48,10 +50,10 @@ class NcclLibrary {
   const NcclApi& api() const { return *api_; }
 
  private:
-  NcclLibrary(const NcclApi* api, int version, std::string description)
-      : api_(api), version_(version), description_(std::move(description)) {}
+  NcclLibrary(std::shared_ptr<const NcclApi> api, int version, std::string description)
+      : api_(std::move(api)), version_(version), description_(std::move(description)) {}
 
-  const NcclApi* api_;  // lives as long as the process
+  std::shared_ptr<const NcclApi> api_;
   int version_;
   std::string description_;
 };

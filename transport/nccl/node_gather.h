@@ -2,7 +2,7 @@
 // transport/nccl/gather_plan.h.
 //
 // Used as the communicator that it is made of: same threads, same order on all ranks, dead with it.
-// The caller interrupts and aborts both: this one first, as it must not outlive the other.
+// The caller interrupts, aborts and closes both: this one first, as it must not outlive the other.
 #ifndef ZEROSHARD_TRANSPORT_NCCL_NODE_GATHER_H_
 #define ZEROSHARD_TRANSPORT_NCCL_NODE_GATHER_H_
 
@@ -33,7 +33,11 @@ class NodeGather {
   NcclCommunicator& node() { return *node_; }
 
   void Interrupt(const absl::Status& reason) { node_->Interrupt(reason); }
-  bool Abort(absl::Duration timeout) { return node_->Abort(timeout); }
+  // Begins the abort of both communicators, and waits for the node's.
+  bool Abort(absl::Duration timeout) {
+    world_.BeginAbort();
+    return node_->Abort(timeout);
+  }
   absl::Status Close() { return node_->Close(); }
 
  private:
