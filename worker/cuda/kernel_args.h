@@ -1,9 +1,9 @@
 // What the kernels on a GPU are told: plain structs of device addresses (worker/cuda/kernels.h).
 //
-// All addresses of a launch are those of the first element of its range, which begins at element
-// `first` of the unit: a multiple of 16 elements, and `elements` is one, too (of grains for
-// squares). Arrays are aligned to 16 bytes. Spans are read during the call only; what lies behind
-// device addresses stays as it is until the stream has come by.
+// An address of 0 is none. All addresses of a launch are those of the first element of its range,
+// which begins at element `first` of the unit: a multiple of 16 elements, and `elements` is one,
+// too (of grains for squares). Arrays are aligned to 16 bytes. Spans are read during the call only;
+// what lies behind device addresses stays as it is until the stream has come by.
 #ifndef ZEROSHARD_WORKER_CUDA_KERNEL_ARGS_H_
 #define ZEROSHARD_WORKER_CUDA_KERNEL_ARGS_H_
 
@@ -11,6 +11,7 @@
 
 #include "absl/types/span.h"
 #include "base/dtype.h"
+#include "device/cuda/address.h"
 #include "storage/state_format.h"
 #include "worker/optim/functor.h"
 #include "worker/optim/optimizer_kind.h"
@@ -19,9 +20,6 @@
 #include "worker/reduction_tree.h"
 
 namespace zeroshard {
-
-// In the CUDA context of the device (CUdeviceptr). 0: none.
-using DeviceAddress = uint64_t;
 
 // An array before and after an update. In place, both being the same, is allowed; only an update
 // from one image to another can be done again.

@@ -6,6 +6,7 @@
 #include "worker/optim/kernel_table.h"
 #include "worker/optim/random_key.h"
 #include "worker/optim/split_master.h"
+#include "worker/optim/state_code_math.h"
 
 #define ZS_CONCAT_INNER(a, b) a##b
 #define ZS_CONCAT(a, b) ZS_CONCAT_INNER(a, b)
@@ -50,14 +51,10 @@ void StoreStochastic(const float* __restrict in, uint64_t n, uint64_t grain_key,
   }
 }
 
-// A scale of 0 makes every value +0, whatever the code.
 template <class Book>
 ZS_KERNEL_FN void Decode(const Book& book, const uint8_t* __restrict codes, uint64_t n,
                          float absmax, float* __restrict out) {
-  const float* __restrict value = book.value;
-  for (uint64_t i = 0; i < n; ++i) {
-    out[i] = value[static_cast<int32_t>(codes[i])] * absmax + 0.0f;
-  }
+  for (uint64_t i = 0; i < n; ++i) out[i] = kernel::DecodedState(book, codes[i], absmax);
 }
 
 void DecodeSigned(const uint8_t* codes, uint64_t n, float absmax, float* out) {
@@ -71,45 +68,26 @@ void DecodeUnsigned(const uint8_t* codes, uint64_t n, float absmax, float* out) 
 ZS_KERNEL_FN float FiniteMax(const float* __restrict values, uint64_t n) {
   int32_t largest = 0;
   for (uint64_t i = 0; i < n; ++i) {
-    const auto magnitude = static_cast<int32_t>(BitsOf(values[i]) & 0x7fffffffu);
-    const int32_t not_finite = (0x7f7fffff - magnitude) >> 31;  // all ones or 0
-    const int32_t finite = magnitude & ~not_finite;
+    const int32_t finite = kernel::FiniteMagnitude(values[i]);
     largest = finite > largest ? finite : largest;
   }
   return FloatOf(static_cast<uint32_t>(largest));
 }
 
-// |value| as a share of the scale: infinity 1, NaN 0.
-ZS_KERNEL_FN float Share(uint32_t magnitude, float divisor) {
-  const float quotient = FloatOf(magnitude > 0x7f800000u ? 0u : magnitude) / divisor;
-  return quotient < 1.0f ? quotient : 1.0f;
-}
-
-float EncodeSigned(const float* __restrict values, uint64_t n, uint8_t* __restrict codes) {
+template <class Book>
+ZS_KERNEL_FN float Encode(const Book& book, const float* __restrict values, uint64_t n,
+                          uint8_t* __restrict codes) {
   const float absmax = FiniteMax(values, n);
-  const float divisor = absmax > 0.0f ? absmax : 1.0f;
-  for (uint64_t i = 0; i < n; ++i) {
-    const uint32_t bits = BitsOf(values[i]);
-    const auto k =
-        static_cast<int32_t>(kSignedBook.MagnitudeCode(Share(bits & 0x7fffffffu, divisor)));
-    const int32_t negative = kSignedZero - (k < kSignedZero ? k : kSignedZero);
-    codes[i] = static_cast<uint8_t>((bits >> 31) != 0 ? negative : kSignedZero + k);
-  }
+  const float divisor = kernel::StateDivisor(absmax);
+  for (uint64_t i = 0; i < n; ++i) codes[i] = kernel::EncodedState(book, values[i], divisor);
   return absmax;
 }
 
-// What is not 0 never becomes 0: a second moment of 0 beside a first one that is not would make
-// the update as large as 1 / eps.
-float EncodeUnsigned(const float* __restrict values, uint64_t n, uint8_t* __restrict codes) {
-  const float absmax = FiniteMax(values, n);
-  const float divisor = absmax > 0.0f ? absmax : 1.0f;
-  for (uint64_t i = 0; i < n; ++i) {
-    const float value = values[i] > 0.0f ? values[i] : 0.0f;
-    const uint32_t k = kUnsignedBook.MagnitudeCode(Share(BitsOf(value), divisor));
-    const uint32_t positive = k > 1u ? k : 1u;
-    codes[i] = static_cast<uint8_t>(value > 0.0f ? positive : 0u);
-  }
-  return absmax;
+float EncodeSigned(const float* values, uint64_t n, uint8_t* codes) {
+  return Encode(kSignedBook, values, n, codes);
+}
+float EncodeUnsigned(const float* values, uint64_t n, uint8_t* codes) {
+  return Encode(kUnsignedBook, values, n, codes);
 }
 
 }  // namespace

@@ -1,0 +1,51 @@
+// From what a kernel is asked for to the calls that do it: checks, choice of the kernel, its
+// parameters, the cut where they do not fit into one. Pure; any thread.
+#ifndef ZEROSHARD_WORKER_CUDA_LAUNCH_PLAN_H_
+#define ZEROSHARD_WORKER_CUDA_LAUNCH_PLAN_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "worker/cuda/kernel_args.h"
+#include "worker/cuda/kernel_params.h"
+
+namespace zeroshard::gpu {
+
+inline constexpr uint32_t kStateFormats = 3;
+
+// Places in KernelNames(). The update of an optimizer for a format of states is at
+// kind * kStateFormats + format.
+enum Kernel : uint32_t {
+  kSumAny = kOptimizerKinds * kStateFormats,
+  kSumAnyDeep,
+  kSumBf16,
+  kSumFp16,
+  kMergePresence,
+  kSquares,
+  kConvert,
+  kKernels
+};
+
+// The names in the image, kKernels of them.
+absl::Span<const char* const> KernelNames();
+
+template <class Params>
+struct KernelCall {
+  uint32_t kernel = 0;
+  uint64_t blocks = 0;  // of kBlockThreads threads that have something to do; fewer will do
+  Params params = {};
+};
+
+// The errors are those of CudaKernels (worker/cuda/kernels.h).
+absl::StatusOr<std::vector<KernelCall<UpdateParams>>> PlanUpdate(const UpdateLaunch& launch);
+absl::StatusOr<KernelCall<SumParams>> PlanSum(const SumLaunch& launch);
+absl::StatusOr<KernelCall<MergePresenceParams>> PlanMergePresence(
+    const MergePresenceLaunch& launch);
+absl::StatusOr<KernelCall<SquaresParams>> PlanSquares(const SquaresLaunch& launch);
+absl::StatusOr<KernelCall<ConvertParams>> PlanConvert(const ConvertLaunch& launch);
+
+}  // namespace zeroshard::gpu
+
+#endif  // ZEROSHARD_WORKER_CUDA_LAUNCH_PLAN_H_
