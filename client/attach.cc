@@ -11,6 +11,7 @@
 #include "base/fd_passing.h"
 #include "base/status.h"
 #include "client/completions.h"
+#include "client/dataplane/loader.h"
 
 namespace zeroshard {
 namespace {
@@ -60,6 +61,28 @@ trainer::v1::AttachRequest MakeRequest(const AttachOptions& options) {
   return request;
 }
 
+// Which GPU the rank is on, as far as it says.
+absl::Status AddDevice(const AttachOptions& options, trainer::v1::AttachRequest& request) {
+  if (!options.cuda_device.has_value()) return absl::OkStatus();
+  ZS_ASSIGN_OR_RETURN(const DataPlaneLibrary* library, LoadDataPlaneLibrary());
+  model::v1::Device& device = *request.mutable_device();
+  if (*options.cuda_device == kWorkersDevice) return absl::OkStatus();
+  ZS_ASSIGN_OR_RETURN(const DeviceFacts facts, library->device(*options.cuda_device));
+  device.set_ordinal(static_cast<uint32_t>(facts.ordinal));
+  device.set_name(facts.name);
+  device.set_uuid(facts.uuid.data(), facts.uuid.size());
+  return absl::OkStatus();
+}
+
+// Whether both sides mean a job on GPUs, or both do not.
+absl::Status CheckKind(const AttachOptions& options, const trainer::v1::AttachReply& reply) {
+  if (options.cuda_device.has_value() == reply.config().data_plane()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      reply.config().data_plane()
+          ? "the job trains on GPUs, this rank on the host: set AttachOptions::cuda_device"
+          : "this rank trains on a GPU, the job on the host: give the daemon CUDA devices");
+}
+
 absl::Duration Slack(const AttachOptions& options) {
   bool nvme = options.ds_config.find("nvme") != std::string::npos;
   for (const auto& [key, value] : options.overrides) {
@@ -102,8 +125,27 @@ absl::StatusOr<MappedRegion> MapRegion(const trainer::v1::AttachReply& reply,
   return mapped;
 }
 
+// What a rank on a GPU shares with its worker.
+absl::Status TakeDeviceRegions(std::vector<UniqueFd>& fds, Attachment& attachment) {
+  ZS_ASSIGN_OR_RETURN(
+      attachment.device_counters,
+      MapRegion(attachment.reply, fds, Region::KIND_DEVICE_COUNTERS, Access::kReadWrite));
+  for (int i = 0; i < attachment.reply.regions_size(); ++i) {
+    const Region& region = attachment.reply.regions(i);
+    if (region.kind() != Region::KIND_DEVICE_SHARED) continue;
+    attachment.device_shared = std::move(fds[i]);
+    attachment.device_shared_bytes = region.bytes();
+  }
+  if (!attachment.reply.config().data_plane()) return absl::OkStatus();
+  if (attachment.device_counters.data() == nullptr || attachment.device_shared_bytes == 0) {
+    return absl::DataLossError("the daemon handed out no device memory of the rank's worker");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckSizes(const Attachment& attachment) {
-  if (attachment.parameter_window.size() < attachment.layout.window_bytes()) {
+  const bool on_device = attachment.reply.config().data_plane();
+  if (!on_device && attachment.parameter_window.size() < attachment.layout.window_bytes()) {
     return absl::DataLossError(
         absl::StrCat("the parameter window has ", attachment.parameter_window.size(),
                      " bytes, the layout needs ", attachment.layout.window_bytes()));
@@ -119,8 +161,11 @@ absl::Status CheckSizes(const Attachment& attachment) {
 absl::StatusOr<Attachment> AttachRank(const DaemonClient& daemon, const AttachOptions& options) {
   // The number of workers is the daemon's affair, and does not change what a trainer sees.
   ZS_ASSIGN_OR_RETURN(Layout layout, Layout::Create(options.parameters, /*workers=*/1));
+  trainer::v1::AttachRequest request = MakeRequest(options);
+  ZS_RETURN_IF_ERROR(AddDevice(options, request));
   ZS_ASSIGN_OR_RETURN(trainer::v1::AttachReply reply,
-                      daemon.Attach(MakeRequest(options), options.timeout + Slack(options)));
+                      daemon.Attach(request, options.timeout + Slack(options)));
+  ZS_RETURN_IF_ERROR(CheckKind(options, reply));
   if (reply.layout_fingerprint() != layout.fingerprint()) {
     return absl::FailedPreconditionError(
         absl::StrCat("daemon and client lay the parameters out differently (fingerprints ",
@@ -133,7 +178,9 @@ absl::StatusOr<Attachment> AttachRank(const DaemonClient& daemon, const AttachOp
                         .layout = std::move(layout),
                         .parameter_window = {},
                         .gradient_window = {},
-                        .rank_page = {}};
+                        .rank_page = {},
+                        .device_shared = {},
+                        .device_counters = {}};
   ZS_ASSIGN_OR_RETURN(
       attachment.parameter_window,
       MapRegion(attachment.reply, fds, Region::KIND_PARAMETER_WINDOW, Access::kReadOnly));
@@ -142,6 +189,7 @@ absl::StatusOr<Attachment> AttachRank(const DaemonClient& daemon, const AttachOp
       MapRegion(attachment.reply, fds, Region::KIND_GRADIENT_WINDOW, Access::kReadWrite));
   ZS_ASSIGN_OR_RETURN(attachment.rank_page,
                       MapRegion(attachment.reply, fds, Region::KIND_RANK_PAGE, Access::kReadOnly));
+  ZS_RETURN_IF_ERROR(TakeDeviceRegions(fds, attachment));
   ZS_RETURN_IF_ERROR(CheckSizes(attachment));
   return attachment;
 }

@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/shared_memory.h"
+#include "base/unique_fd.h"
 #include "client/daemon_client.h"
 #include "client/session.h"
 #include "proto/trainer.pb.h"
@@ -25,6 +26,10 @@ struct Attachment {
   MappedRegion parameter_window;
   MappedRegion gradient_window;
   MappedRegion rank_page;
+  // Of jobs on GPUs: device memory of the rank's worker, and the counters shared with it.
+  UniqueFd device_shared;
+  uint64_t device_shared_bytes = 0;
+  MappedRegion device_counters;
 };
 
 // InvalidArgument before any call for a manifest that has no Layout; DataLoss or FailedPrecondition

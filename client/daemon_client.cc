@@ -103,4 +103,11 @@ absl::StatusOr<trainer::v1::ExportReply> DaemonClient::Export(
       timeout);
 }
 
+absl::StatusOr<trainer::v1::RendezvousReply> DaemonClient::Rendezvous(
+    const trainer::v1::RendezvousRequest& request, absl::Duration timeout) const {
+  return Call<trainer::v1::RendezvousReply>(
+      [](auto* stub, auto... arguments) { stub->Rendezvous(std::move(arguments)...); }, request,
+      timeout);
+}
+
 }  // namespace zeroshard

@@ -35,6 +35,8 @@ class DaemonClient {
                                                     absl::Duration timeout) const;
   absl::StatusOr<trainer::v1::ExportReply> Export(const trainer::v1::ExportRequest& request,
                                                   absl::Duration timeout) const;
+  absl::StatusOr<trainer::v1::RendezvousReply> Rendezvous(
+      const trainer::v1::RendezvousRequest& request, absl::Duration timeout) const;
 
  private:
   // One call: `start(stub, context, request, reply, callback)` begins it.

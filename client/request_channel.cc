@@ -140,6 +140,7 @@ absl::Status RequestChannel::Await(const std::function<bool()>& ready, absl::Dur
       if (ready()) return absl::OkStatus();
       return Annotate(health, what());
     }
+    if (monitor_) Fail(monitor_());
     const absl::Time now = absl::Now();
     if (now >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat(what(), ": not complete after ",
@@ -228,6 +229,11 @@ absl::Status RequestChannel::Health() {
                        "the job was stopped, and the reason did not arrive: see the daemon's log"));
   }
   return sticky_;
+}
+
+void RequestChannel::Fail(const absl::Status& reason) {
+  absl::MutexLock lock(&mu_);
+  KeepFirstError(sticky_, reason);
 }
 
 void RequestChannel::OnFailure(uint64_t id, absl::Status reason) {

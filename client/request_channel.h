@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -62,6 +63,12 @@ class RequestChannel final : private StreamOwner {
   absl::Status Await(const std::function<bool()>& ready, absl::Duration timeout,
                      const std::function<std::string()>& what);
 
+  // OK, or why nothing will ever complete again.
+  absl::Status Health();
+  // Asked by waiting calls now and then; an error ends them all, as Close. Before any other thread
+  // uses the channel.
+  void Watch(std::function<absl::Status()> monitor) { monitor_ = std::move(monitor); }
+
   // All calls now under way and later ones fail with `reason`; the connection ends.
   void Close(absl::Status reason);
 
@@ -77,8 +84,8 @@ class RequestChannel final : private StreamOwner {
   void OnFailure(uint64_t id, absl::Status reason) override;
   void OnBroken(absl::Status reason) override;
 
-  // OK, or why nothing will ever complete again.
-  absl::Status Health();
+  // Keeps the first reason why nothing will complete any more.
+  void Fail(const absl::Status& reason);
   std::string Describe(uint64_t id) const;
   std::optional<absl::Status> Poll(uint64_t id);
   absl::Status Settle(uint64_t id, Completions::Outcome outcome);
@@ -93,6 +100,7 @@ class RequestChannel final : private StreamOwner {
   const Completions completions_;
   const absl::Duration timeout_;
   const std::function<bool()> interrupted_;
+  std::function<absl::Status()> monitor_;  // set before it is used
   std::atomic<uint64_t> next_id_{1};
   std::atomic<uint64_t> last_step_id_{0};
 

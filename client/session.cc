@@ -11,7 +11,7 @@
 #include "client/attach.h"
 #include "client/fork_guard.h"
 #include "client/request_channel.h"
-#include "client/slot_ring.h"
+#include "client/session_impl.h"
 
 namespace zeroshard {
 namespace {
@@ -22,9 +22,6 @@ using trainer::v1::SessionRequest;
 constexpr absl::Duration kTimeoutSlack = absl::Seconds(15);
 // Drives that move less a second are waited for no longer than this says.
 constexpr uint64_t kSlowestDrive = 20'000'000;
-constexpr absl::Duration kDetachTimeout = absl::Minutes(2);
-// A checkpoint is as slow as the disk it goes to.
-constexpr absl::Duration kStorageTimeout = absl::Hours(2);
 
 // How long a step may take that reads and writes the states that rest on drives. Workers that are
 // stuck are found by the server, so this is the last resort.
@@ -37,44 +34,6 @@ absl::Duration TimeOnDrives(std::span<const LedgerEntry> ledger) {
 }
 
 }  // namespace
-
-struct Session::Impl {
-  Impl(AttachOptions attach_options, DaemonClient client, Attachment attached)
-      : daemon(std::move(client)),
-        rank(attach_options.rank),
-        world_size(attach_options.world_size),
-        job(std::move(attach_options.job)),
-        attachment(std::move(attached)),
-        warnings(attachment.reply.warnings().begin(), attachment.reply.warnings().end()),
-        slots(attachment.gradient_window.size()),
-        groups(std::move(attach_options.groups)) {}
-
-  absl::Status Open(std::function<bool()> interrupted);
-  absl::Status CheckHere() const;
-  absl::Status CheckUnit(uint32_t unit) const;
-  absl::StatusOr<RequestId> SubmitUsingSlot(SessionRequest request, uint64_t offset,
-                                            uint64_t bytes);
-  template <typename Units>
-  absl::Status SetUnits(std::span<const uint32_t> units, Units* target) const;
-
-  // Constant after Open.
-  const DaemonClient daemon;
-  const uint32_t rank;
-  const uint32_t world_size;
-  const std::string job;
-  const Attachment attachment;
-  const std::vector<std::string> warnings;
-  const uint64_t fork_generation = ForkGeneration();
-  std::vector<LedgerEntry> ledger;
-  SessionState state;
-
-  mutable absl::Mutex mu;
-  SlotRing slots ABSL_GUARDED_BY(mu);
-  std::vector<GroupHyperparameters> groups ABSL_GUARDED_BY(mu);  // of the latest step
-  StepResult last_result ABSL_GUARDED_BY(mu);
-
-  std::unique_ptr<RequestChannel> channel;  // last: its threads end first
-};
 
 absl::Status Session::Impl::Open(std::function<bool()> interrupted) {
   const trainer::v1::AttachReply& reply = attachment.reply;
@@ -146,8 +105,9 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Attach(AttachOptions options) 
   DaemonClient daemon(options.socket, interrupted);
   ZS_ASSIGN_OR_RETURN(Attachment attachment, AttachRank(daemon, options));
   ZS_FAULT_POINT("client.attach.before_hello");
-  auto impl = std::make_unique<Impl>(std::move(options), std::move(daemon), std::move(attachment));
+  auto impl = std::make_unique<Impl>(options, std::move(daemon), std::move(attachment));
   ZS_RETURN_IF_ERROR(impl->Open(std::move(interrupted)));
+  ZS_RETURN_IF_ERROR(impl->OpenDevice(options));
   ZS_FAULT_POINT("client.attach.after_hello");
   return std::unique_ptr<Session>(new Session(std::move(impl)));
 }
@@ -174,10 +134,12 @@ std::span<std::byte> Session::gradient_window() const {
   return impl_->attachment.gradient_window.bytes();
 }
 
-StepResult Session::step_result() const {
-  absl::MutexLock lock(&impl_->mu);
-  if (impl_->CheckHere().ok()) impl_->channel->completions().ReadStepResult(impl_->last_result);
-  return impl_->last_result;
+StepResult Session::step_result() const { return impl_->Result(); }
+
+StepResult Session::Impl::Result() {
+  absl::MutexLock lock(&mu);
+  if (CheckHere().ok()) channel->completions().ReadStepResult(last_result);
+  return last_result;
 }
 
 uint64_t Session::parameter_epoch() const {
@@ -256,14 +218,29 @@ absl::StatusOr<RequestId> Session::Gather(std::span<const uint32_t> units, Gathe
   ZS_RETURN_IF_ERROR(impl_->SetUnits(units, message.mutable_gather()->mutable_units()));
   message.mutable_gather()->set_alone(options.alone);
   message.mutable_gather()->set_prefetch(options.prefetch);
-  return impl_->channel->Submit(std::move(message));
+  if (impl_->device != nullptr) {
+    ZS_RETURN_IF_ERROR(impl_->device->CheckGather(units, options));
+    ZS_RETURN_IF_ERROR(impl_->Settle());
+  }
+  ZS_ASSIGN_OR_RETURN(const RequestId id, impl_->channel->Submit(std::move(message)));
+  if (impl_->device != nullptr) {
+    ZS_RETURN_IF_ERROR(impl_->Explain(impl_->device->Gathered(id, units)));
+  }
+  return id;
 }
 
 absl::StatusOr<RequestId> Session::Release(std::span<const uint32_t> units) {
+  return Release(units, nullptr);
+}
+
+absl::StatusOr<RequestId> Session::Release(std::span<const uint32_t> units, StreamHandle stream) {
   ZS_RETURN_IF_ERROR(impl_->CheckHere());
   ZS_FAULT_POINT("client.release.before");
   SessionRequest message;
   ZS_RETURN_IF_ERROR(impl_->SetUnits(units, message.mutable_release()->mutable_units()));
+  if (impl_->device != nullptr) {
+    ZS_RETURN_IF_ERROR(impl_->Explain(impl_->device->plane().Release(units, stream)));
+  }
   return impl_->channel->Submit(std::move(message));
 }
 
@@ -284,6 +261,11 @@ absl::StatusOr<RequestId> Session::Scatter(const ScatterRequest& request) {
   message.mutable_scatter()->set_window_offset(request.window_offset);
   message.mutable_scatter()->set_present(request.present);
   message.mutable_scatter()->set_weight(request.weight);
+  if (impl_->device != nullptr) {
+    ZS_RETURN_IF_ERROR(impl_->ScatterOnDevice(request));
+    message.mutable_scatter()->set_window_offset(0);
+    return impl_->channel->Submit(std::move(message));
+  }
   return impl_->SubmitUsingSlot(std::move(message), request.window_offset, unit.bytes());
 }
 
@@ -292,6 +274,10 @@ absl::StatusOr<RequestId> Session::MicroEnd(uint32_t micro_step) {
   ZS_FAULT_POINT("client.micro_end.before");
   SessionRequest message;
   message.mutable_micro_end()->set_micro_step(micro_step);
+  if (impl_->device != nullptr) {
+    ZS_RETURN_IF_ERROR(impl_->Settle());
+    ZS_RETURN_IF_ERROR(impl_->Explain(impl_->device->plane().EndMicroStep(micro_step)));
+  }
   return impl_->channel->Submit(std::move(message));
 }
 
@@ -316,7 +302,12 @@ absl::StatusOr<RequestId> Session::Step(const StepRequest& request) {
   step.set_prefetch_hits(request.prefetch_hits);
   step.set_prefetch_misses(request.prefetch_misses);
   step.set_wait_us(request.wait_us);
-  return impl_->channel->Submit(std::move(message));
+  if (impl_->device == nullptr) return impl_->channel->Submit(std::move(message));
+  ZS_RETURN_IF_ERROR(impl_->Settle());
+  ZS_RETURN_IF_ERROR(impl_->Explain(impl_->device->BeforeStep()));
+  ZS_ASSIGN_OR_RETURN(const RequestId id, impl_->channel->Submit(std::move(message)));
+  impl_->device->StepSent(id);
+  return id;
 }
 
 absl::Status Session::Wait(RequestId id) { return Wait(id, impl_->channel->timeout()); }
@@ -325,6 +316,7 @@ absl::Status Session::Wait(RequestId id, absl::Duration timeout) {
   ZS_RETURN_IF_ERROR(impl_->CheckHere());
   ZS_FAULT_POINT("client.wait.before");
   absl::Status outcome = impl_->channel->Wait(id, timeout);
+  if (outcome.ok() && impl_->device != nullptr) outcome = impl_->FinishOnDevice(id);
   ZS_FAULT_POINT("client.wait.after");
   return outcome;
 }
@@ -336,65 +328,6 @@ bool Session::Done(RequestId id) const {
 void Session::OnComplete(RequestId id, std::function<void(absl::Status)> callback) {
   if (absl::Status here = impl_->CheckHere(); !here.ok()) return callback(here);
   impl_->channel->OnComplete(id, std::move(callback));
-}
-
-// --- Calls to the daemon ------------------------------------------------------------------------
-
-absl::StatusOr<SaveResult> Session::Save(const std::string& name, bool exclude_frozen) {
-  ZS_RETURN_IF_ERROR(impl_->CheckHere());
-  ZS_FAULT_POINT("client.save.before");
-  trainer::v1::SaveRequest request;
-  request.set_job(impl_->job);
-  request.set_token(impl_->attachment.reply.token());
-  request.set_name(name);
-  request.set_exclude_frozen(exclude_frozen);
-  ZS_ASSIGN_OR_RETURN(auto reply, impl_->daemon.Save(request, kStorageTimeout));
-  return SaveResult{reply.step(), reply.bytes(), reply.directory()};
-}
-
-absl::StatusOr<RestoreResult> Session::Restore(const std::string& name, bool parameters_only) {
-  ZS_RETURN_IF_ERROR(impl_->CheckHere());
-  trainer::v1::RestoreRequest request;
-  request.set_job(impl_->job);
-  request.set_token(impl_->attachment.reply.token());
-  request.set_name(name);
-  request.set_parameters_only(parameters_only);
-  ZS_ASSIGN_OR_RETURN(auto reply, impl_->daemon.Restore(request, kStorageTimeout));
-  return RestoreResult{reply.step(), reply.bytes(), reply.user_state()};
-}
-
-absl::StatusOr<ExportResult> Session::Export(const std::string& name, bool overwrite) {
-  ZS_RETURN_IF_ERROR(impl_->CheckHere());
-  ZS_FAULT_POINT("client.export.before");
-  trainer::v1::ExportRequest request;
-  request.set_job(impl_->job);
-  request.set_token(impl_->attachment.reply.token());
-  request.set_name(name);
-  request.set_overwrite(overwrite);
-  ZS_ASSIGN_OR_RETURN(auto reply, impl_->daemon.Export(request, kStorageTimeout));
-  return ExportResult{reply.step(), reply.bytes(), reply.path()};
-}
-
-absl::Status Session::Detach(JobState job_state) {
-  ZS_RETURN_IF_ERROR(impl_->CheckHere());
-  ZS_FAULT_POINT("client.detach.before");
-  trainer::v1::DetachRequest request;
-  request.set_job(impl_->job);
-  request.set_rank(impl_->rank);
-  request.set_token(impl_->attachment.reply.token());
-  request.set_keep(job_state == JobState::kKeep);
-  absl::Status status = impl_->daemon.Detach(request, kDetachTimeout).status();
-  ZS_FAULT_POINT("client.detach.after");
-  if (status.ok()) {
-    impl_->channel->Close(absl::FailedPreconditionError("this rank has left the job"));
-  }
-  return status;
-}
-
-void Session::Close() {
-  if (impl_->CheckHere().ok()) {
-    impl_->channel->Close(absl::FailedPreconditionError("this session is closed"));
-  }
 }
 
 }  // namespace zeroshard

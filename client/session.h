@@ -30,7 +30,8 @@
 // Failure: when the worker dies the session reconnects by itself and sends again what was not
 // completed; callers only wait longer. When a rank is missing or disagrees, the daemon poisons the
 // job's generation: every call then fails with that reason for ever, and the rank must attach
-// anew. No call waits for ever: each has a timeout, whose error names the request.
+// anew. No call waits for ever: each has a timeout, whose error names the request. On GPUs the
+// death of a rank or of its device does the same at once (Aborted): attach again in this process.
 //
 // Fork: a forked child has no session. Its windows are not mapped, every call fails with
 // FailedPrecondition, and destroying the object there does nothing.
@@ -42,6 +43,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -49,6 +51,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/dataplane/data_plane.h"
 #include "storage/layout.h"
 #include "storage/rank_page.h"
 
@@ -74,6 +77,8 @@ struct GroupHyperparameters {
   bool bias_correction = true;
 };
 
+inline constexpr int kWorkersDevice = -1;
+
 struct AttachOptions {
   std::string socket{};                            // of the daemon; empty: see DefaultSocketPath
   std::string job{};                               // [A-Za-z0-9._-]{1,128}
@@ -86,6 +91,12 @@ struct AttachOptions {
   std::map<std::string, std::string> overrides{};  // dotted key -> JSON text, for "auto" entries
   absl::Duration timeout = absl::Minutes(5);       // to wait for the other ranks and the workers
   bool forward_only = false;                       // no gradients and no optimizer states
+  // Of a job on GPUs: the device to train on, as this process counts them; it must be the one of
+  // the rank's worker. kWorkersDevice: whichever that is.
+  std::optional<int> cuda_device{};
+  // Session::device_memory() of this rank's earlier session in this process: units keep their
+  // addresses.
+  std::shared_ptr<TrainerMemory> device_memory{};
   // Asked now and then by calls that block; when it returns true they end with Cancelled. Called on
   // the blocked thread, without locks.
   std::function<bool()> interrupted{};
@@ -129,6 +140,9 @@ struct ScatterRequest {
   uint64_t window_offset = 0;  // from AcquireSlot
   std::string present{};       // one bit a parameter of the unit, LSB first; empty: all
   float weight = 0.0F;         // 0 means 1
+  // Of jobs on GPUs: the slot is a DeviceSlot's offset, and its gradient is complete when what this
+  // stream was given so far is done.
+  StreamHandle stream = nullptr;
 };
 
 struct StepRequest {
@@ -202,6 +216,28 @@ class Session {
   absl::StatusOr<RequestId> Scatter(const ScatterRequest& request);
   absl::StatusOr<RequestId> MicroEnd(uint32_t micro_step);
   absl::StatusOr<RequestId> Step(const StepRequest& request);
+
+  // Jobs on GPUs (docs/gpu.md). There parameters and gradients are device memory: a gather writes
+  // the unit to parameter_address, a gradient is written to the slot of AcquireDeviceSlot, and
+  // AcquireSlot's window carries puts only. All ranks gather the same units in the same order;
+  // `alone` is for resident units only, which all ranks gather at the same place, too. Scatters
+  // come in any order, each micro-step before the next one. Other jobs: FailedPrecondition.
+  bool on_device() const;
+  const DeviceFacts& device() const;  // only where on_device()
+  DeviceAddress parameter_address(uint32_t unit) const;
+  absl::StatusOr<DeviceSlot> AcquireDeviceSlot(uint64_t bytes);
+  absl::Status AbandonDeviceSlot(uint64_t offset);
+  // What `stream` is given from now on sees the units as they were gathered last; does not wait.
+  // Before each use: also of resident units after a step. Wait(id) of a gather waits until the
+  // values are there.
+  absl::Status WaitOn(std::span<const uint32_t> units, StreamHandle stream);
+  // As Release(units), which is for the default stream: `stream` was given the last use of them.
+  absl::StatusOr<RequestId> Release(std::span<const uint32_t> units, StreamHandle stream);
+  // Resident units are gathered again, after something but a step or Restore changed parameters
+  // (Put). All ranks together.
+  absl::Status Refresh();
+  std::shared_ptr<TrainerMemory> device_memory() const;
+  DataPlaneStats device_stats() const;
 
   // Returns when the request has completed, with its outcome. Reading a completed one is a load of
   // shared memory. The default timeout is the job's collective timeout and some slack.

@@ -33,21 +33,20 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/dtype.h"
+#include "base/shared_memory.h"
 #include "base/unique_fd.h"
+#include "device/cuda/address.h"
 #include "storage/layout.h"
 
 namespace zeroshard {
 
-namespace model::v1 {
-class EngineConfig;  // proto/model.pb.h
-}  // namespace model::v1
-
-using DeviceAddress = uint64_t;  // CUdeviceptr
-using StreamHandle = void*;      // CUstream or cudaStream_t; null: the legacy default stream
+using StreamHandle = void*;  // CUstream or cudaStream_t; null: the legacy default stream
 
 // A GPU as this process sees it.
 struct DeviceFacts {
@@ -63,18 +62,39 @@ class TrainerMemory {
   virtual ~TrainerMemory() = default;
 };
 
+// Of the configuration what matters here. Plain values: two copies of a protobuf message's code
+// cannot be in one process.
+struct DataPlaneConfig {
+  uint32_t stage = 3;
+  DType accumulator_dtype = DType::kFloat32;
+  uint32_t reduction_group = 1;        // g of the canonical order
+  bool local_sums = false;             // stage 1: micro-steps are summed before ranks
+  bool forward_only = false;           // no gradients
+  uint64_t slot_bytes = 0;             // of the ring of slots, at first
+  uint64_t max_live_elements = 0;      // of the window at stage 3
+  uint64_t persistence_threshold = 0;  // units of at most so many elements stay
+};
+
+// Where this rank's part of a unit lies in DEVICE_SHARED, in bytes. Of its slice's first element.
+struct DeviceUnitPlace {
+  uint64_t parameters = 0;
+  uint64_t accumulator = 0;  // of trainable units
+  uint64_t presence = 0;     // 16 words: parameters with a gradient
+};
+
 struct DataPlaneOptions {
-  Layout layout;                            // for as many workers as there are ranks
-  const model::v1::EngineConfig* config{};  // read during creation
+  Layout layout;  // for as many workers as there are ranks
+  DataPlaneConfig config{};
+  std::vector<DeviceUnitPlace> places{};  // by unit
   uint32_t rank = 0;
   std::string job{};  // for messages
   uint64_t generation = 0;
   std::array<std::byte, 16> device_uuid = {};  // of the rank's worker: the one to use
   UniqueFd shared{};                           // descriptor of DEVICE_SHARED
   uint64_t shared_bytes = 0;
-  std::span<std::byte> counters{};            // DEVICE_COUNTERS, mapped; outlives the object
-  absl::Duration timeout = absl::Minutes(2);  // of every wait: the collective timeout
-  std::shared_ptr<TrainerMemory> memory{};    // of the predecessor in this process, or null
+  std::shared_ptr<const MappedRegion> counters{};  // DEVICE_COUNTERS
+  absl::Duration timeout = absl::Minutes(2);       // of every wait: the collective timeout
+  std::shared_ptr<TrainerMemory> memory{};         // of the predecessor in this process, or null
   // The value of `key` among the ranks of this generation; with `value` it is set first.
   std::function<absl::StatusOr<std::string>(
       const std::string& key, const std::optional<std::string>& value, absl::Duration timeout)>

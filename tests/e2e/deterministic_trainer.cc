@@ -29,6 +29,7 @@
 #include "base/status.h"
 #include "client/session.h"
 #include "proto/model.pb.h"
+#include "tests/e2e/trainer_device.h"
 #include "tests/e2e/trainer_options.h"
 
 namespace zeroshard {
@@ -72,8 +73,9 @@ struct UserState {
 
 class Trainer {
  public:
-  Trainer(const TrainerOptions& options, Session* session)
-      : options_(options), session_(*session), layout_(session->layout()) {}
+  // `device`: null on the host.
+  Trainer(const TrainerOptions& options, Session* session, TrainerDevice* device)
+      : options_(options), session_(*session), device_(device), layout_(session->layout()) {}
 
   // Takes up where the committed step left this rank.
   absl::Status Begin();
@@ -87,7 +89,10 @@ class Trainer {
     return session_.config().stage() < 3 ||
            layout_.persistent(unit, session_.config().persistence_threshold());
   }
-  std::vector<float> Values(uint32_t unit) const;
+  absl::StatusOr<std::vector<float>> Values(uint32_t unit) const;
+  // Until the gathered units are readable, on GPUs: by what the stream is given from now on.
+  absl::Status Await(RequestId gather, std::span<const uint32_t> units);
+  absl::Status Release(std::span<const uint32_t> units);
   float Weight(uint32_t micro) const {
     if (!options_.weighted) return 1.0F;
     return 1.0F + static_cast<float>(Mix(options_.seed, step(), micro, options_.rank) % 3);
@@ -97,13 +102,16 @@ class Trainer {
   absl::Status Forward();
   absl::Status Backward(uint32_t micro, double loss_scale);
   absl::Status SendGradient(uint32_t micro, uint32_t unit, double loss_scale);
-  std::string Gradient(uint32_t micro, uint32_t unit, double loss_scale,
-                       std::vector<float>& values);
+  absl::StatusOr<std::string> Gradient(uint32_t micro, uint32_t unit, double loss_scale,
+                                       std::vector<float>& values);
+  // Room for the unit's gradient with these values; the offset that a scatter names.
+  absl::StatusOr<uint64_t> GradientSlot(uint32_t unit, const std::vector<float>& values);
   absl::Status WriteSlot(uint32_t unit, const std::vector<float>& values, uint64_t slot);
   absl::StatusOr<uint64_t> AllParameters();
 
   const TrainerOptions& options_;
   Session& session_;
+  TrainerDevice* const device_;
   const Layout& layout_;
   UserState state_;
   bool was_complete_ = false;  // the run had already come to its end when this process started
@@ -161,12 +169,28 @@ absl::Status Trainer::GatherResident() {
   return session_.Wait(id);
 }
 
-std::vector<float> Trainer::Values(uint32_t unit) const {
+absl::StatusOr<std::vector<float>> Trainer::Values(uint32_t unit) const {
   const Unit& plan = layout_.units()[unit];
   std::vector<float> values(plan.elements());
-  ConvertToFloat(plan.dtype, session_.parameter_window().data() + plan.window_offset, values.data(),
-                 values.size());
+  const std::byte* bytes = session_.parameter_window().data() + plan.window_offset;
+  std::vector<std::byte> copy;
+  if (device_ != nullptr && !values.empty()) {
+    ZS_RETURN_IF_ERROR(session_.WaitOn({&unit, 1}, device_->stream()));
+    copy.resize(plan.bytes());
+    ZS_RETURN_IF_ERROR(device_->Read(session_.parameter_address(unit), copy));
+    bytes = copy.data();
+  }
+  ConvertToFloat(plan.dtype, bytes, values.data(), values.size());
   return values;
+}
+
+absl::Status Trainer::Await(RequestId gather, std::span<const uint32_t> units) {
+  return device_ == nullptr ? session_.Wait(gather) : session_.WaitOn(units, device_->stream());
+}
+
+absl::Status Trainer::Release(std::span<const uint32_t> units) {
+  return device_ == nullptr ? session_.Release(units).status()
+                            : session_.Release(units, device_->stream()).status();
 }
 
 absl::Status Trainer::Step() {
@@ -218,8 +242,8 @@ absl::Status Trainer::Forward() {
       ZS_ASSIGN_OR_RETURN(gathers[ahead],
                           session_.Gather({&order[ahead], 1}, {.prefetch = ahead > i}));
     }
-    ZS_RETURN_IF_ERROR(session_.Wait(gathers[i]));
-    ZS_RETURN_IF_ERROR(session_.Release({&order[i], 1}).status());
+    ZS_RETURN_IF_ERROR(Await(gathers[i], {&order[i], 1}));
+    ZS_RETURN_IF_ERROR(Release({&order[i], 1}));
   }
   return absl::OkStatus();
 }
@@ -229,35 +253,50 @@ absl::Status Trainer::Backward(uint32_t micro, double loss_scale) {
     const bool gathered = !IsResident(unit);
     if (gathered) {
       ZS_ASSIGN_OR_RETURN(const RequestId id, session_.Gather({&unit, 1}));
-      ZS_RETURN_IF_ERROR(session_.Wait(id));
+      ZS_RETURN_IF_ERROR(Await(id, {&unit, 1}));
     }
     if (layout_.units()[unit].trainable && layout_.units()[unit].elements() > 0) {
       ZS_RETURN_IF_ERROR(SendGradient(micro, unit, loss_scale));
     }
-    if (gathered) ZS_RETURN_IF_ERROR(session_.Release({&unit, 1}).status());
+    if (gathered) ZS_RETURN_IF_ERROR(Release({&unit, 1}));
   }
   return absl::OkStatus();
 }
 
 absl::Status Trainer::SendGradient(uint32_t micro, uint32_t unit, double loss_scale) {
   std::vector<float> values;
-  const std::string present = Gradient(micro, unit, loss_scale, values);
-  ZS_ASSIGN_OR_RETURN(const uint64_t slot, session_.AcquireSlot(layout_.units()[unit].bytes()));
-  ZS_RETURN_IF_ERROR(WriteSlot(unit, values, slot));
+  ZS_ASSIGN_OR_RETURN(const std::string present, Gradient(micro, unit, loss_scale, values));
+  ZS_ASSIGN_OR_RETURN(const uint64_t slot, GradientSlot(unit, values));
   return session_
       .Scatter({.unit = unit,
                 .micro_step = micro,
                 .window_offset = slot,
                 .present = present,
-                .weight = options_.weighted ? Weight(micro) : 0.0F})
+                .weight = options_.weighted ? Weight(micro) : 0.0F,
+                .stream = device_ == nullptr ? nullptr : device_->stream()})
       .status();
 }
 
-// Fills `values` and returns the bitmap of the parameters that have a gradient.
-std::string Trainer::Gradient(uint32_t micro, uint32_t unit, double loss_scale,
-                              std::vector<float>& values) {
+absl::StatusOr<uint64_t> Trainer::GradientSlot(uint32_t unit, const std::vector<float>& values) {
   const Unit& plan = layout_.units()[unit];
-  const std::vector<float> parameters = Values(unit);
+  if (device_ == nullptr) {
+    ZS_ASSIGN_OR_RETURN(const uint64_t slot, session_.AcquireSlot(plan.bytes()));
+    ZS_RETURN_IF_ERROR(WriteSlot(unit, values, slot));
+    return slot;
+  }
+  ZS_ASSIGN_OR_RETURN(const DeviceSlot slot, session_.AcquireDeviceSlot(plan.bytes()));
+  std::vector<std::byte> bytes(plan.bytes());
+  ConvertFromFloat(plan.dtype, values.data(), bytes.data(), values.size());
+  ZS_FAULT_STATUS("trainer.slot.half_written");
+  ZS_RETURN_IF_ERROR(device_->Write(slot.address, bytes));
+  return slot.offset;
+}
+
+// Fills `values` and returns the bitmap of the parameters that have a gradient.
+absl::StatusOr<std::string> Trainer::Gradient(uint32_t micro, uint32_t unit, double loss_scale,
+                                              std::vector<float>& values) {
+  const Unit& plan = layout_.units()[unit];
+  ZS_ASSIGN_OR_RETURN(const std::vector<float> parameters, Values(unit));
   values.assign(plan.elements(), 0.0F);
   std::string present((plan.parameters.size() + 7) / 8, '\0');
   for (size_t position = 0; position < plan.parameters.size(); ++position) {
@@ -294,10 +333,13 @@ absl::StatusOr<uint64_t> Trainer::AllParameters() {
   for (uint32_t first = 0; first < units; first += at_once) {
     std::vector<uint32_t> some(at_once);
     std::iota(some.begin(), some.end(), first);
-    ZS_ASSIGN_OR_RETURN(const RequestId id, session_.Gather(some, {.alone = true}));
+    // On GPUs all ranks gather together.
+    ZS_ASSIGN_OR_RETURN(const RequestId id, session_.Gather(some, {.alone = device_ == nullptr}));
     ZS_RETURN_IF_ERROR(session_.Wait(id));
-    for (const uint32_t unit : some) values[unit] = Values(unit);
-    ZS_RETURN_IF_ERROR(session_.Release(some).status());
+    for (const uint32_t unit : some) {
+      ZS_ASSIGN_OR_RETURN(values[unit], Values(unit));
+    }
+    ZS_RETURN_IF_ERROR(Release(some));
   }
   Xxh3Stream checksum;
   std::ofstream dump;
@@ -345,13 +387,32 @@ absl::Status Trainer::Finish() {
   return session_.Detach(options_.keep ? Session::JobState::kKeep : Session::JobState::kEnd);
 }
 
-absl::Status Run(const TrainerOptions& options) {
-  ZS_ASSIGN_OR_RETURN(AttachOptions attach, ToAttachOptions(options));
-  ZS_ASSIGN_OR_RETURN(const std::unique_ptr<Session> session, Session::Attach(std::move(attach)));
-  Trainer trainer(options, session.get());
+absl::Status Train(const TrainerOptions& options, Session& session, TrainerDevice* device) {
+  Trainer trainer(options, &session, device);
   ZS_RETURN_IF_ERROR(trainer.Begin());
   while (trainer.step() < options.steps) ZS_RETURN_IF_ERROR(trainer.Step());
   return trainer.Finish();
+}
+
+absl::Status Run(const TrainerOptions& options) {
+  std::unique_ptr<TrainerDevice> device;
+  std::shared_ptr<TrainerMemory> memory;
+  for (uint32_t life = 1;; ++life) {
+    ZS_ASSIGN_OR_RETURN(AttachOptions attach, ToAttachOptions(options));
+    attach.device_memory = memory;
+    auto session = Session::Attach(std::move(attach));
+    absl::Status status = session.status();
+    if (status.ok() && (*session)->on_device() && device == nullptr) {
+      ZS_ASSIGN_OR_RETURN(device, TrainerDevice::Open((*session)->device().ordinal));
+    }
+    if (status.ok()) status = Train(options, **session, device.get());
+    // A generation that ended takes the step in flight with it, and nothing else.
+    if (!absl::IsAborted(status) || life >= options.lives) return status;
+    std::cerr << "rank " << options.rank << " goes on after: " << status << std::endl;
+    if (!session.ok()) continue;
+    (*session)->Close();
+    memory = (*session)->device_memory();
+  }
 }
 
 }  // namespace

@@ -65,6 +65,8 @@ TrainerOptions ParseTrainerOptions(int argc, char** argv) {
   app.add_option("--pause-ms", options.pause_ms, "after each step");
   app.add_option("--swap-at", options.swap_at, "step in which units are gathered in reverse");
   app.add_option("--seed", options.seed, "of parameters and gradients");
+  app.add_option("--cuda", options.cuda, "train on this GPU; -1: on the worker's");
+  app.add_option("--lives", options.lives, "on GPUs: attach again after an aborted step");
   app.add_option("--save", options.save, "checkpoint at the end (rank 0)");
   app.add_option("--export", options.export_name, "safetensors file at the end (rank 0)");
   app.add_option("--dump", options.dump, "file for the parameters as fp32");
@@ -84,6 +86,7 @@ absl::StatusOr<AttachOptions> ToAttachOptions(const TrainerOptions& options) {
                        .local_ranks = options.local_ranks,
                        .groups = GroupsOfStep(options, 0),
                        .timeout = absl::Milliseconds(options.timeout_ms)};
+  if (options.cuda >= kWorkersDevice) attach.cuda_device = static_cast<int>(options.cuda);
   ZS_ASSIGN_OR_RETURN(const DType dtype, ParseDType(options.dtype));
   for (uint32_t i = 0; i < options.sizes.size(); ++i) {
     const bool frozen =

@@ -35,6 +35,8 @@ struct TrainerOptions {
   uint64_t pause_ms = 0;  // after each step
   int64_t swap_at = -1;   // the step in which this rank gathers its units in reverse
   uint64_t seed = 1;
+  int64_t cuda = -2;   // the GPU; -1: the worker's, -2: none
+  uint32_t lives = 1;  // generations in which this process may train (GPUs)
   std::string save;
   std::string export_name;
   std::string dump;

@@ -1,0 +1,83 @@
+// DeviceSide: what a session of a job on GPUs does beside its requests. Only for client/session*.
+//
+// Holds the data plane, and what the session must know to drive it: which units have values, which
+// request was a gather of what, and whether a step is waiting to be settled. Any thread.
+#ifndef ZEROSHARD_CLIENT_DEVICE_SIDE_H_
+#define ZEROSHARD_CLIENT_DEVICE_SIDE_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "client/attach.h"
+#include "client/daemon_client.h"
+#include "client/dataplane/data_plane.h"
+#include "client/request_channel.h"
+#include "client/session.h"
+
+namespace zeroshard {
+
+class DeviceSide {
+ public:
+  // Makes the data plane of an attached rank; all ranks at about the same time. `attachment` gives
+  // its descriptors away; daemon and channel must outlive this.
+  static absl::StatusOr<std::unique_ptr<DeviceSide>> Create(Attachment& attachment,
+                                                            const AttachOptions& options,
+                                                            const DaemonClient& daemon,
+                                                            RequestChannel& channel);
+  ~DeviceSide();
+
+  DataPlane& plane() { return *plane_; }
+  const DataPlane& plane() const { return *plane_; }
+
+  // Of a request that was sent. Waits for it where a unit is gathered for the first time: then its
+  // values may not be there yet.
+  absl::Status Gathered(RequestId id, std::span<const uint32_t> units);
+  // Whether all units may be gathered with these options.
+  absl::Status CheckGather(std::span<const uint32_t> units, const GatherOptions& options) const;
+  // The units of a gather; empty for any other request.
+  std::vector<uint32_t> UnitsOf(RequestId id) const;
+
+  // Before Step is sent, and after.
+  absl::Status BeforeStep();
+  void StepSent(RequestId id);
+  // Waits for the step that was sent, if any, and brings the data plane to the next one: before
+  // anything that belongs to that.
+  absl::Status Settle(const std::function<absl::Status(RequestId)>& wait,
+                      const std::function<StepResult()>& result);
+  bool IsUnsettledStep(RequestId id) const;
+  // After a restore.
+  absl::Status Restored();
+
+  // What a dead data plane becomes: the reason of the generation, which the worker is told of, or
+  // at last its own.
+  absl::Status Poll();
+
+ private:
+  DeviceSide(const Layout& layout, RequestChannel& channel)
+      : layout_(layout), channel_(channel), readable_(layout.units().size(), 0) {}
+
+  const Layout& layout_;
+  RequestChannel& channel_;
+  std::unique_ptr<DataPlane> plane_;
+
+  mutable absl::Mutex mu_;
+  std::vector<char> readable_ ABSL_GUARDED_BY(mu_);  // by unit: it has had values
+  std::map<RequestId, std::vector<uint32_t>> gathers_ ABSL_GUARDED_BY(mu_);
+  std::optional<RequestId> step_ ABSL_GUARDED_BY(mu_);
+  uint64_t attempt_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::Mutex settling_ ABSL_ACQUIRED_BEFORE(mu_);
+};
+
+}  // namespace zeroshard
+
+#endif  // ZEROSHARD_CLIENT_DEVICE_SIDE_H_
