@@ -58,6 +58,7 @@ trainer::v1::AttachRequest MakeRequest(const AttachOptions& options) {
   request.set_timeout_ms(static_cast<uint32_t>(
       std::clamp<int64_t>(absl::ToInt64Milliseconds(options.timeout), 1, INT32_MAX)));
   request.set_forward_only(options.forward_only);
+  request.set_gave_up(options.gave_up);
   return request;
 }
 

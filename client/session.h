@@ -97,6 +97,8 @@ struct AttachOptions {
   // Session::device_memory() of this rank's earlier session in this process: units keep their
   // addresses.
   std::shared_ptr<TrainerMemory> device_memory{};
+  // Why this process gave that session up, for everybody to read (docs/gpu.md): the error.
+  std::string gave_up{};
   // Asked now and then by calls that block; when it returns true they end with Cancelled. Called on
   // the blocked thread, without locks.
   std::function<bool()> interrupted{};

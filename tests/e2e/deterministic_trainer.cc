@@ -397,9 +397,11 @@ absl::Status Train(const TrainerOptions& options, Session& session, TrainerDevic
 absl::Status Run(const TrainerOptions& options) {
   std::unique_ptr<TrainerDevice> device;
   std::shared_ptr<TrainerMemory> memory;
+  std::string gave_up;
   for (uint32_t life = 1;; ++life) {
     ZS_ASSIGN_OR_RETURN(AttachOptions attach, ToAttachOptions(options));
     attach.device_memory = memory;
+    attach.gave_up = gave_up;
     auto session = Session::Attach(std::move(attach));
     absl::Status status = session.status();
     if (status.ok() && (*session)->on_device() && device == nullptr) {
@@ -410,6 +412,7 @@ absl::Status Run(const TrainerOptions& options) {
     if (!absl::IsAborted(status) || life >= options.lives) return status;
     std::cerr << "rank " << options.rank << " goes on after: " << status << std::endl;
     if (!session.ok()) continue;
+    gave_up = std::string(status.message());
     (*session)->Close();
     memory = (*session)->device_memory();
   }
