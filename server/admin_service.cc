@@ -2,6 +2,9 @@
 #include <grpcpp/grpcpp.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "base/status.h"
@@ -9,6 +12,7 @@
 #include "proto/admin.grpc.pb.h"
 #include "server/ds_config.h"
 #include "server/grpc_status.h"
+#include "server/node_gpus.h"
 #include "server/services.h"
 
 namespace zeroshard {
@@ -18,9 +22,10 @@ using namespace admin::v1;  // NOLINT(google-build-using-namespace): the message
 
 constexpr absl::Duration kDrivePatience = absl::Seconds(2);
 
-absl::StatusOr<ResolveConfigReply> Resolve(const ResolveConfigRequest& request) {
+absl::StatusOr<ResolveConfigReply> Resolve(const ResolveConfigRequest& request,
+                                           DeviceKind devices) {
   const ClientValues client(request.overrides().begin(), request.overrides().end());
-  ZS_ASSIGN_OR_RETURN(const DsConfig config, ParseDsConfig(request.ds_config(), client));
+  ZS_ASSIGN_OR_RETURN(const DsConfig config, ParseDsConfig(request.ds_config(), client, devices));
   ResolveConfigReply reply;
   for (const ResolvedValue& value : config.resolved) {
     ConfigValue& out = *reply.add_values();
@@ -73,7 +78,7 @@ class AdminService final : public Admin::Service {
   }
   grpc::Status ResolveConfig(grpc::ServerContext*, const ResolveConfigRequest* request,
                              ResolveConfigReply* reply) override {
-    return Answer(Resolve(*request), reply);
+    return Answer(Resolve(*request, KindOf(context_.config->devices)), reply);
   }
 
  private:
@@ -93,6 +98,7 @@ class AdminService final : public Admin::Service {
     return Answer(*std::move(result), reply);
   }
 
+  void AddGpuTiers(ListTiersReply& tiers) const;
   void AddNvmeTiers(ListTiersReply& tiers) const;
 
   const ServiceContext context_;
@@ -136,6 +142,24 @@ grpc::Status AdminService::GetJob(grpc::ServerContext*, const GetJobRequest* req
       reply);
 }
 
+// On the decision thread.
+void AdminService::AddGpuTiers(ListTiersReply& tiers) const {
+  if (context_.gpus == nullptr) return;
+  const std::map<std::string, uint64_t> in_use = context_.table->GpuInUse("");
+  for (const Gpu& gpu : context_.gpus->gpus()) {
+    Tier& tier = *tiers.add_tiers();
+    const auto it = in_use.find(gpu.device);
+    const uint64_t used = it == in_use.end() ? 0 : it->second;
+    const uint64_t capacity = context_.gpus->Capacity(gpu);
+    const uint64_t left = capacity - std::min(capacity, used);
+    tier.set_name("gpu " + gpu.device);
+    tier.set_capacity_bytes(capacity);
+    tier.set_used_bytes(used);
+    tier.set_free_bytes(std::min(left, context_.gpus->Free(gpu.device).value_or(left)));
+    tier.set_note(gpu.name + (context_.gpus->limit() == 0 ? "" : ", bounded by gpu_memory_limit"));
+  }
+}
+
 void AdminService::AddNvmeTiers(ListTiersReply& tiers) const {
   const uint64_t limit = context_.config->tiers.nvme_limit;
   for (const NvmeStore::PathView& path : context_.nvme->Paths()) {
@@ -168,6 +192,7 @@ grpc::Status AdminService::ListTiers(grpc::ServerContext*, const ListTiersReques
         host.set_used_bytes(in_use.held);
         host.set_free_bytes(std::min(left, promised));
         host.set_note(limit == 0 ? "bounded by " + memory.source : "bounded by host_memory_limit");
+        AddGpuTiers(tiers);
         AddNvmeTiers(tiers);
         for (const JobSummary& summary : context_.table->Summaries()) {
           ZS_ASSIGN_OR_RETURN(const JobHost* const job, context_.table->Find(summary.name()));
@@ -179,6 +204,11 @@ grpc::Status AdminService::ListTiers(grpc::ServerContext*, const ListTiersReques
           line.set_nvme_bytes(job->MemoryHeld() > 0 ? job->plan().nvme_total() : 0);
           const auto states = view.counters().find("nvme_state_bytes");
           if (states != view.counters().end()) line.set_nvme_state_bytes(states->second);
+          for (const auto& [device, bytes] : job->GpuHeld()) {
+            line.set_gpu_bytes(line.gpu_bytes() + bytes);
+          }
+          const auto on_gpu = view.counters().find("gpu_state_bytes");
+          if (on_gpu != view.counters().end()) line.set_gpu_state_bytes(on_gpu->second);
         }
         return tiers;
       },

@@ -76,20 +76,25 @@ uint64_t LimitOf(int64_t own, uint64_t daemon) {
 
 // What one job may take: as its ds_config says, else as the daemon does.
 absl::Status CheckJobLimits(const std::string& job, const JobPlan& plan, const ZeroShardConfig& own,
-                            const TierConfig& daemon) {
+                            const DaemonConfig& daemon) {
   const auto check = [&](uint64_t need, int64_t own_limit, uint64_t daemon_limit, const char* what,
                          const char* key) -> absl::Status {
     const uint64_t limit = LimitOf(own_limit, daemon_limit);
     if (limit == 0 || need <= limit) return absl::OkStatus();
     return absl::ResourceExhaustedError(
         absl::StrCat("job '", job, "' needs ", HumanBytes(need), " (", need, " bytes) of ", what,
-                     " on this node, but ", own_limit > 0 ? "zeroshard." : "the daemon's job_", key,
-                     " is ", HumanBytes(limit), " (", limit, " bytes)"));
+                     ", but ", own_limit > 0 ? "zeroshard." : "the daemon's job_", key, " is ",
+                     HumanBytes(limit), " (", limit, " bytes)"));
   };
-  ZS_RETURN_IF_ERROR(check(plan.memory_bytes(), own.host_limit, daemon.job_host_limit,
-                           "host memory", "host_limit"));
-  return check(plan.nvme_total(), own.nvme_limit, daemon.job_nvme_limit, "the NVMe tier",
-               "nvme_limit");
+  const TierConfig& tiers = daemon.tiers;
+  ZS_RETURN_IF_ERROR(check(plan.memory_bytes(), own.host_limit, tiers.job_host_limit,
+                           "host memory on this node", "host_limit"));
+  uint64_t gpu = 0;
+  for (const GpuBytes& bytes : plan.gpus) gpu = std::max(gpu, bytes.total());
+  ZS_RETURN_IF_ERROR(
+      check(gpu, own.gpu_limit, daemon.job_gpu_limit, "memory of a GPU", "gpu_limit"));
+  return check(plan.nvme_total(), own.nvme_limit, tiers.job_nvme_limit,
+               "the NVMe tier on this node", "nvme_limit");
 }
 
 }  // namespace
@@ -105,7 +110,8 @@ absl::StatusOr<PreparedAttach> PrepareAttach(const trainer::v1::AttachRequest& r
                       PlaceJob(config.cluster, request.world_size(), request.local_ranks(),
                                static_cast<uint32_t>(config.devices.size()), request.rank()));
   ClientValues client(request.overrides().begin(), request.overrides().end());
-  ZS_ASSIGN_OR_RETURN(DsConfig ds_config, ParseDsConfig(request.ds_config(), client));
+  ZS_ASSIGN_OR_RETURN(DsConfig ds_config,
+                      ParseDsConfig(request.ds_config(), client, KindOf(config.devices)));
   PreparedAttach prepared;
   prepared.spec = std::make_shared<JobSpec>(MakeSpec(request, ds_config));
   PlanInput input;
@@ -127,7 +133,7 @@ absl::StatusOr<PreparedAttach> PrepareAttach(const trainer::v1::AttachRequest& r
   }
   ZS_ASSIGN_OR_RETURN(JobPlan plan, PlanJob(input));
   ZS_RETURN_IF_ERROR(CheckPowerPlan(plan));
-  ZS_RETURN_IF_ERROR(CheckJobLimits(request.job(), plan, input.config.zeroshard, config.tiers));
+  ZS_RETURN_IF_ERROR(CheckJobLimits(request.job(), plan, input.config.zeroshard, config));
   plan.host_limit = LimitOf(input.config.zeroshard.host_limit, config.tiers.job_host_limit);
   prepared.plan = std::make_shared<JobPlan>(std::move(plan));
   return prepared;

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <limits>
-#include <set>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -17,7 +16,6 @@ namespace zeroshard {
 namespace {
 
 constexpr int64_t kMaxLanes = 1024;
-constexpr uint32_t kMaxDeviceIndex = 255;
 
 // The longest socket path beneath run_dir must fit: jobs/<128 characters> does not, so job folders
 // are named by a short hash when needed; this leaves room for that.
@@ -99,6 +97,9 @@ absl::Status ReadFile(const YamlNode& yaml, DaemonConfig& config) {
   ZS_RETURN_IF_ERROR(ReadNetwork(yaml, config));
   ZS_ASSIGN_OR_RETURN(config.host_memory_limit,
                       yaml.Bytes("host_memory_limit", config.host_memory_limit));
+  ZS_ASSIGN_OR_RETURN(config.gpu_memory_limit,
+                      yaml.Bytes("gpu_memory_limit", config.gpu_memory_limit));
+  ZS_ASSIGN_OR_RETURN(config.job_gpu_limit, yaml.Bytes("job_gpu_limit", config.job_gpu_limit));
   ZS_ASSIGN_OR_RETURN(const std::string level, yaml.String("log_level", "info"));
   ZS_ASSIGN_OR_RETURN(config.log_level, ParseLogLevel(level));
   if (yaml.Has("devices")) {
@@ -127,6 +128,9 @@ absl::Status ApplyFlags(const DaemonFlags& flags, DaemonConfig& config) {
   }
   if (flags.host_memory_limit) {
     ZS_ASSIGN_OR_RETURN(config.host_memory_limit, ParseByteSize(*flags.host_memory_limit));
+  }
+  if (flags.gpu_memory_limit) {
+    ZS_ASSIGN_OR_RETURN(config.gpu_memory_limit, ParseByteSize(*flags.gpu_memory_limit));
   }
   return ApplyNvmePathFlags(flags.nvme_paths, config.tiers);
 }
@@ -163,27 +167,6 @@ std::string DefaultRunDir() {
   return absl::StrCat("/tmp/zeroshard-", geteuid());
 }
 
-absl::Status CheckDevices(const std::vector<std::string>& devices) {
-  if (devices.empty()) {
-    return absl::InvalidArgumentError("devices: expected at least one, as \"cpu:0\"");
-  }
-  std::set<std::string> seen;
-  for (const std::string& device : devices) {
-    uint32_t index = 0;
-    if (device.rfind("cpu:", 0) != 0 || !absl::SimpleAtoi(device.substr(4), &index) ||
-        device != absl::StrCat("cpu:", index) || index > kMaxDeviceIndex) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "devices: unknown device \"", device,
-          "\"; this build has the host only: \"cpu:0\" to \"cpu:", kMaxDeviceIndex, "\""));
-    }
-    if (!seen.insert(device).second) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("devices: \"", device, "\" is named twice; give each worker its own"));
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<DaemonConfig> LoadDaemonConfig(const DaemonFlags& flags) {
   DaemonConfig config;
   config.run_dir = DefaultRunDir();
@@ -203,15 +186,16 @@ absl::StatusOr<DaemonConfig> LoadDaemonConfig(const DaemonFlags& flags) {
 std::string DaemonConfigText(const DaemonConfig& config) {
   static constexpr const char* kLevels[] = {"debug", "info", "warn", "error", "off"};
   // The escapes of the log are those of YAML's double quotes.
-  std::string text = absl::StrCat("run_dir: ", QuoteForLog(config.run_dir),
-                                  "\nstate_dir: ", QuoteForLog(config.state_dir),
-                                  "\ncheckpoint_dir: ", QuoteForLog(config.checkpoint_dir),
-                                  "\nexport_dir: ", QuoteForLog(config.export_dir),
-                                  "\nworker_binary: ", QuoteForLog(config.worker_binary),
-                                  "\ndevices: [\"", absl::StrJoin(config.devices, "\", \""), "\"]",
-                                  "\nmetrics_address: ", QuoteForLog(config.metrics_address),
-                                  "\ngloo_address: ", QuoteForLog(config.gloo_address),
-                                  "\nhost_memory_limit: ", config.host_memory_limit);
+  std::string text = absl::StrCat(
+      "run_dir: ", QuoteForLog(config.run_dir), "\nstate_dir: ", QuoteForLog(config.state_dir),
+      "\ncheckpoint_dir: ", QuoteForLog(config.checkpoint_dir),
+      "\nexport_dir: ", QuoteForLog(config.export_dir),
+      "\nworker_binary: ", QuoteForLog(config.worker_binary), "\ndevices: [\"",
+      absl::StrJoin(config.devices, "\", \""), "\"]",
+      "\nmetrics_address: ", QuoteForLog(config.metrics_address),
+      "\ngloo_address: ", QuoteForLog(config.gloo_address),
+      "\nhost_memory_limit: ", config.host_memory_limit,
+      "\ngpu_memory_limit: ", config.gpu_memory_limit, "\njob_gpu_limit: ", config.job_gpu_limit);
   absl::StrAppend(&text, "\nlanes_per_worker: ",
                   config.lanes_per_worker == 0 ? "auto" : absl::StrCat(config.lanes_per_worker),
                   "\nattach_timeout: ", absl::FormatDuration(config.attach_timeout),

@@ -15,23 +15,27 @@
 #include "absl/time/time.h"
 #include "base/log.h"
 #include "server/cluster_config.h"
+#include "server/devices.h"
 #include "server/tier_config.h"
 
 namespace zeroshard {
 
 struct DaemonConfig {
-  std::string run_dir;                             // sockets; 0750
-  std::string state_dir;                           // the metadata journal
-  std::string checkpoint_dir;                      // Save and Restore live beneath it
-  std::string export_dir;                          // Export writes beneath it
-  std::string worker_binary;                       // "": beside the daemon's own
-  std::vector<std::string> devices = {"cpu:0"};    // one worker of each job on each
+  std::string run_dir;         // sockets; 0750
+  std::string state_dir;       // the metadata journal
+  std::string checkpoint_dir;  // Save and Restore live beneath it
+  std::string export_dir;      // Export writes beneath it
+  std::string worker_binary;   // "": beside the daemon's own
+  // cpu: one worker of each job on each. cuda: a job has workers on as many as it has ranks.
+  std::vector<std::string> devices = {"cpu:0"};
   std::string metrics_address = "127.0.0.1:9464";  // "off" for none
   // What the workers' Gloo transport binds to; in a cluster, unless given, this daemon's address.
   std::string gloo_address = "127.0.0.1";
   ClusterConfig cluster;
   TierConfig tiers;
   uint64_t host_memory_limit = 0;  // bytes for all jobs, 0 for none
+  uint64_t gpu_memory_limit = 0;   // bytes of each GPU for all jobs, trainers' windows included
+  uint64_t job_gpu_limit = 0;      // bytes of each GPU, of a job whose ds_config has no limit
   uint32_t lanes_per_worker = 0;   // 0: the cores divided by the devices
   absl::Duration attach_timeout = absl::Seconds(300);
   absl::Duration collective_timeout = absl::Seconds(300);
@@ -44,17 +48,13 @@ struct DaemonConfig {
 struct DaemonFlags {
   std::string config_file;  // "": none
   std::optional<std::string> run_dir, state_dir, checkpoint_dir, export_dir, worker_binary,
-      metrics_address, log_level, host_memory_limit;
+      metrics_address, log_level, host_memory_limit, gpu_memory_limit;
   std::vector<std::string> devices;
   std::vector<std::string> nvme_paths;  // "PATH" or "PATH=WEIGHT"
 };
 
 // Reads and checks everything; touches nothing else.
 absl::StatusOr<DaemonConfig> LoadDaemonConfig(const DaemonFlags& flags);
-
-// Whether this build can run a worker on each of `devices`: "cpu:<number>", none twice.
-// InvalidArgument names the device and what there is.
-absl::Status CheckDevices(const std::vector<std::string>& devices);
 
 // The directory of the sockets when none is configured: /run/zeroshard for root, else
 // $XDG_RUNTIME_DIR/zeroshard, else /tmp/zeroshard-<uid>.

@@ -27,7 +27,8 @@ std::string DecodeIfBase64(std::string_view text) {
 
 }  // namespace
 
-absl::StatusOr<DsConfig> ParseDsConfig(std::string_view text, const ClientValues& client) {
+absl::StatusOr<DsConfig> ParseDsConfig(std::string_view text, const ClientValues& client,
+                                       DeviceKind devices) {
   absl::StatusOr<JsonValue> parsed = ParseHjson(DecodeIfBase64(text));
   if (!parsed.ok()) {
     return absl::InvalidArgumentError(Concat("ds_config: ", Std(parsed.status().message())));
@@ -42,6 +43,7 @@ absl::StatusOr<DsConfig> ParseDsConfig(std::string_view text, const ClientValues
   RewriteLegacyForms(root, marks, findings);
   ApplyClientValues(client, root, marks, findings);
   Settings settings = ReadSettings(root, marks, findings);
+  settings.devices = devices;
   FillDefaults(settings, findings);
   SettleStateForms(settings, findings);
   CheckRules(settings, findings);

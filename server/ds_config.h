@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/dtype.h"
+#include "server/devices.h"
 #include "storage/state_format.h"
 
 // A job's settings, read from a DeepSpeed ds_config.json as DeepSpeed 0.19.6 reads it.
@@ -28,7 +29,8 @@ namespace zeroshard {
 
 // kAdam: L2 weight decay.
 enum class OptimizerKind : std::uint8_t { kAdamW, kAdam, kSgd, kAdagrad, kLion };
-enum class OffloadDevice : std::uint8_t { kNone, kCpu, kNvme };  // the first two: the host tier
+// kNone: memory of the daemon's devices, so for a daemon on the host the same as kCpu.
+enum class OffloadDevice : std::uint8_t { kNone, kCpu, kNvme };
 enum class ReductionOrder : std::uint8_t { kDefault, kRanksFirst };
 enum class TransportChoice : std::uint8_t { kAuto, kShm, kGloo };
 enum class WindowChoice : std::uint8_t { kAuto, kInPlace, kCopy };
@@ -138,6 +140,7 @@ struct ZeroShardConfig {
   std::int64_t nvme_spares = 4;  // slots beside the home slots, on each path
   std::int64_t nvme_limit = 0;   // bytes of the job; 0: none
   std::int64_t host_limit = 0;   // the same
+  std::int64_t gpu_limit = 0;    // the same, of each GPU
 };
 
 // What the offload blocks come to at the job's stage.
@@ -190,7 +193,9 @@ using ClientValues = std::map<std::string, std::string>;
 
 // `text` is the file's contents (server/hjson.h says what is taken), or the urlsafe-base64 form of
 // it, which DeepSpeed takes too. Unresolved "auto" values give one error that names them all.
-absl::StatusOr<DsConfig> ParseDsConfig(std::string_view text, const ClientValues& client = {});
+// `devices`: what the daemon works on; some values mean something else on GPUs, or are refused.
+absl::StatusOr<DsConfig> ParseDsConfig(std::string_view text, const ClientValues& client = {},
+                                       DeviceKind devices = DeviceKind::kCpu);
 
 // DeepSpeed's batch rule, train = micro * accumulation * ranks, with what is missing derived.
 // InvalidArgument names the numbers. `ranks` is the number of data-parallel ranks.

@@ -176,6 +176,7 @@ ZeroShardConfig BuildOwn(const Settings& settings) {
   own.nvme_spares = settings.Int("zeroshard.nvme_spares");
   own.nvme_limit = settings.Int("zeroshard.nvme_limit");
   own.host_limit = settings.Int("zeroshard.host_limit");
+  own.gpu_limit = settings.Int("zeroshard.gpu_limit");
   return own;
 }
 

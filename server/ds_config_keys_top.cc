@@ -117,6 +117,11 @@ constexpr std::array kTopTable = std::to_array<KeySpec>({
     {"zeroshard.host_limit", kInt, "0", kHonoured,
      "bytes of the job in host memory, checked when it attaches; 0: the daemon's job_host_limit", 0,
      kCount, kStrict},
+    {"zeroshard.gpu_limit", kInt, "0", kHonoured,
+     "bytes of the job on each GPU, its trainer's window included, checked when it attaches; 0: "
+     "the "
+     "daemon's job_gpu_limit",
+     0, kCount, kStrict},
 });
 
 constexpr std::array kPrecisionTable = std::to_array<KeySpec>({

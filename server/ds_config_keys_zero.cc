@@ -17,7 +17,7 @@ constexpr unsigned kNull = kNullable;
 constexpr std::string_view kPath = "a directory; null: all that the daemon has";
 constexpr std::string_view kPin =
     "with device cpu or nvme in either block, the job's host memory is locked";
-constexpr std::string_view kNoDevice = "state lies in host memory in this build";
+constexpr std::string_view kNoDevice = "the workers update beside the trainer anyway";
 constexpr std::string_view kWhole = "a unit is gathered and released whole, as modules run";
 constexpr std::string_view kSums =
     "gradients are summed in fp32 in one fixed order, whatever the way they travel";
@@ -47,7 +47,8 @@ constexpr std::array kKeys = std::to_array<KeySpec>({
      "every checkpoint loads at any number of workers"},
     {"zero_optimization.offload_param", kBlock, "", kHonoured, "stage 3 only", 0, 0, kNull},
     {"zero_optimization.offload_param.device", kText, "\"none\"", kHonoured,
-     "none and cpu: parameter shards rest in host memory; nvme: on the drives, but for max_in_cpu",
+     "none and cpu: parameter shards rest in host memory; nvme: on the drives, but for max_in_cpu. "
+     "On GPUs: none, and they rest there",
      0, 0, 0, "none|cpu|nvme"},
     {"zero_optimization.offload_param.nvme_path", kText, "null", kHonoured, kPath, 0, 0, kNull},
     {"zero_optimization.offload_param.buffer_count", kInt, "5", kHonoured,
@@ -60,11 +61,12 @@ constexpr std::array kKeys = std::to_array<KeySpec>({
     {"zero_optimization.offload_param.pin_memory", kBool, "true", kHonoured, kPin},
     {"zero_optimization.offload_optimizer", kBlock, "", kHonoured, "stages 1 to 3", 0, 0, kNull},
     {"zero_optimization.offload_optimizer.device", kText, "\"none\"", kHonoured,
-     "none and cpu: masters and optimizer states rest in host memory; nvme: on the drives", 0, 0, 0,
-     "none|cpu|nvme"},
+     "masters and optimizer states rest in memory of the daemon's devices (none), in host memory "
+     "(cpu) or on the drives (nvme)",
+     0, 0, 0, "none|cpu|nvme"},
     {"zero_optimization.offload_optimizer.nvme_path", kText, "null", kHonoured,
      "a directory; null: all that the daemon has. With device none or cpu states can be moved to "
-     "it later",
+     "it later, but not those of a job on GPUs",
      0, 0, kNull},
     {"zero_optimization.offload_optimizer.buffer_count", kInt, "4", kHonoured,
      "staging holds buffer_count * aio.queue_depth chunks, and what the lanes need at least", 0,
@@ -79,7 +81,11 @@ constexpr std::array kKeys = std::to_array<KeySpec>({
     {"zero_optimization.offload_optimizer.fast_init", kBool, "false", kNoEffect,
      "initial states are always written to the drives in large transfers"},
     {"zero_optimization.offload_optimizer.ratio", kFloat, "1.0", kHonoured,
-     "how much of the optimizer states is on nvme with device nvme; below 1.0 needs stage 3", 0, 1},
+     "how much of the optimizer states is on nvme with device nvme, the rest in memory of the "
+     "daemon's devices; on GPUs also how much is on the host with device cpu; below 1.0 needs "
+     "stage "
+     "3",
+     0, 1},
     {"zero_optimization.offload_optimizer.super_offload", kBool, "false", kNoEffect, kNoDevice},
     {"zero_optimization.offload_optimizer.cpuadam_cores_perc", kFloat, "0.8", kNoEffect,
      "the workers' threads are the daemon's setting", 0, 1},

@@ -106,8 +106,10 @@ void NameIdleKeys(const TierUse& use, const Settings& settings, Findings& findin
               "aio.overlap_events", "zeroshard.nvme_spares", "zeroshard.nvme_limit"},
              "nothing of this job can be on nvme", settings, findings);
   }
-  if (!use.optimizer) {
-    NameIdle({kRatio}, "optimizer states are not on nvme", settings, findings);
+  const bool gpus = settings.devices == DeviceKind::kCuda;
+  if (!use.optimizer && (!gpus || Device(kOptimizer, settings) == "none")) {
+    NameIdle({kRatio}, gpus ? "nothing is offloaded" : "optimizer states are not on nvme", settings,
+             findings);
   }
   for (const std::string_view block : {kParam, kOptimizer}) {
     const std::string pin = Concat(block, ".pin_memory");
@@ -124,7 +126,10 @@ TierUse TierUseOf(const Settings& settings) {
   use.parameters = IsActive(kParam, settings) && Device(kParam, settings) == "nvme";
   const std::string states = IsActive(kOptimizer, settings) ? Device(kOptimizer, settings) : "none";
   use.optimizer = states == "nvme";
-  const std::string path = IsActive(kOptimizer, settings) ? PathOf(kOptimizer, settings) : "";
+  // On GPUs states do not come to nvme later.
+  const bool may_have_path =
+      IsActive(kOptimizer, settings) && (use.optimizer || settings.devices == DeviceKind::kCpu);
+  const std::string path = may_have_path ? PathOf(kOptimizer, settings) : "";
   use.tiered = use.parameters || use.optimizer || !path.empty();
   use.nvme_path = path.empty() && use.parameters ? PathOf(kParam, settings) : path;
   if (use.tiered) use.buffer_count = settings.Int(Concat(kOptimizer, ".buffer_count"));

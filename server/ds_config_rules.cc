@@ -117,6 +117,7 @@ void NameIdle(std::initializer_list<std::string_view> paths, std::string_view re
 void CheckRules(const Settings& settings, Findings& findings) {
   CheckZero(settings, findings);
   CheckNvme(settings, findings);
+  CheckGpu(settings, findings);
   CheckPrecision(settings, findings);
   CheckOptimizer(settings, findings);
   CheckScheduler(settings, findings);

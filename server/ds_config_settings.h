@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "server/devices.h"
 #include "server/ds_config.h"
 #include "server/ds_config_keys.h"
 #include "server/hjson.h"
@@ -77,6 +78,8 @@ class Settings {
   // The parameters that the chosen optimizer and schedule take; null while none is chosen.
   const VariantSpec* optimizer = nullptr;
   const VariantSpec* scheduler = nullptr;
+  // What the daemon works on.
+  DeviceKind devices = DeviceKind::kCpu;
 
  private:
   const JsonValue* Value(std::string_view path) const;
@@ -98,6 +101,8 @@ void SettleStateForms(Settings& settings, Findings& findings);
 TierUse TierUseOf(const Settings& settings);
 // Step 6: rules between keys; those of the offload blocks and aio.
 void CheckNvme(const Settings& settings, Findings& findings);
+// Of what a job on GPUs cannot be.
+void CheckGpu(const Settings& settings, Findings& findings);
 // All rules.
 void CheckRules(const Settings& settings, Findings& findings);
 // Names those of the keys that the file or the client set.

@@ -161,6 +161,41 @@ absl::Status SetTiers(const DsConfig& config, model::v1::EngineConfig& engine) {
   return absl::OkStatus();
 }
 
+// A job on GPUs. What its configuration cannot be was refused when it was read.
+absl::Status SetDataPlane(const PlanInput& input, model::v1::EngineConfig& engine) {
+  const auto gpus = static_cast<uint32_t>(input.devices.size());
+  if (input.nodes > 1) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the job spans ", input.nodes, " daemons and their devices are GPUs, which is ",
+        "not in this build; attach all ranks to one daemon, or use devices cpu"));
+  }
+  if (input.world_size > gpus) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the job has ", input.world_size, " ranks and the daemon ", gpus,
+                     gpus == 1 ? " GPU" : " GPUs", "; each rank needs a GPU of its own"));
+  }
+  if (engine.stage() == 0) {
+    return absl::InvalidArgumentError("stage 0 does not exist on GPUs; write 1, 2 or 3");
+  }
+  engine.set_data_plane(true);
+  engine.set_tiered(true);
+  engine.set_parameter_tier(model::v1::TIER_GPU);
+  engine.set_optimizer_tier(model::v1::TIER_GPU);
+  engine.set_optimizer_ratio(1);
+  engine.set_gpu_limit(static_cast<uint64_t>(input.config.zeroshard.gpu_limit));
+  const OffloadConfig& offload = input.config.zero.offload_optimizer;
+  const bool states = engine.optimizer() != model::v1::OPTIMIZER_NONE;
+  if (!states || offload.device == OffloadDevice::kNone || offload.ratio == 0) {
+    return absl::OkStatus();
+  }
+  const bool nvme = offload.device == OffloadDevice::kNvme;
+  engine.set_optimizer_tier(nvme ? model::v1::TIER_NVME : model::v1::TIER_HOST);
+  engine.set_optimizer_ratio(offload.ratio);
+  if (nvme) SetNvme(input.config, *engine.mutable_nvme());
+  engine.mutable_nvme()->set_pin_memory(input.config.tiers.pin_memory);
+  return absl::OkStatus();
+}
+
 absl::Status SetPlacement(const PlanInput& input, model::v1::EngineConfig& engine) {
   const ZeroShardConfig& own = input.config.zeroshard;
   const bool gloo = own.transport == TransportChoice::kGloo || input.nodes > 1;
@@ -172,7 +207,7 @@ absl::Status SetPlacement(const PlanInput& input, model::v1::EngineConfig& engin
         input.nodes > 1 ? "the job spans daemons" : "zeroshard.transport is \"gloo\"",
         "; leave the window to \"auto\""));
   }
-  const bool copy = own.window == WindowChoice::kCopy || !one_island ||
+  const bool copy = own.window == WindowChoice::kCopy || !one_island || engine.data_plane() ||
                     engine.parameter_tier() == model::v1::TIER_NVME;
   engine.set_window(copy ? model::v1::WINDOW_COPY : model::v1::WINDOW_IN_PLACE);
   engine.set_reduction_group(own.ranks_per_group > 0 ? static_cast<uint32_t>(own.ranks_per_group)
@@ -228,7 +263,8 @@ absl::StatusOr<model::v1::EngineConfig> MakeEngineConfig(const PlanInput& input)
   ZS_RETURN_IF_ERROR(SetOptimizer(input, engine));
   ZS_RETURN_IF_ERROR(CheckGroups(input, engine.optimizer()));
   ZS_RETURN_IF_ERROR(SetStateForms(config, engine));
-  ZS_RETURN_IF_ERROR(SetTiers(config, engine));
+  const bool gpus = KindOf(input.devices) == DeviceKind::kCuda;
+  ZS_RETURN_IF_ERROR(gpus ? SetDataPlane(input, engine) : SetTiers(config, engine));
   ZS_RETURN_IF_ERROR(SetPlacement(input, engine));
   SetLossScale(config, engine);
   return engine;

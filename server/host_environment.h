@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -26,6 +27,7 @@
 namespace zeroshard {
 
 class JobMetrics;
+class NodeGpus;
 class PowerJobs;
 
 // The process at the other end of a connection.
@@ -43,6 +45,8 @@ struct AttachCall {
   std::shared_ptr<const JobSpec> spec;
   std::shared_ptr<const JobPlan> plan;
   std::shared_ptr<const NvmeAdmission> nvme;  // of the plan's paths; null without such
+  model::v1::Device device;                   // that the rank trains on, as it says
+  std::string gave_up;                        // see AttachRequested
   Instant deadline;
   std::function<void(absl::StatusOr<trainer::v1::AttachReply>)> done;  // once
 };
@@ -58,10 +62,13 @@ struct HostEnvironment {
   const NodeIo* io = nullptr;        // null: transfers are not bounded
   DriveMetrics* drives = nullptr;    // null where there is no io
   const NodeCores* cores = nullptr;  // null: workers run on all their lanes at all times
+  NodeGpus* gpus = nullptr;          // null where the devices are the host's
   std::string worker_binary;
   std::string descriptor_socket;
   std::function<MemoryInUse()> memory_in_use;  // of the other jobs
-  std::function<void(WorkerProcess)> retire;   // waits for a worker that was told to stop
+  // Device memory that is promised to the other jobs, by device.
+  std::function<std::map<std::string, uint64_t>()> gpu_in_use;
+  std::function<void(WorkerProcess)> retire;  // waits for a worker that was told to stop
   std::function<void(records::v1::JournalRecord)> journal;
 };
 

@@ -14,6 +14,7 @@
 #include "base/random_token.h"
 #include "base/status.h"
 #include "server/job_metrics.h"
+#include "server/node_gpus.h"
 
 namespace zeroshard {
 namespace {
@@ -44,6 +45,10 @@ trainer::v1::Region::Kind RegionKind(internal::v1::WorkerRegion::Kind kind) {
       return trainer::v1::Region::KIND_PARAMETER_WINDOW;
     case internal::v1::WorkerRegion::KIND_GRADIENT_WINDOW:
       return trainer::v1::Region::KIND_GRADIENT_WINDOW;
+    case internal::v1::WorkerRegion::KIND_DEVICE_SHARED:
+      return trainer::v1::Region::KIND_DEVICE_SHARED;
+    case internal::v1::WorkerRegion::KIND_DEVICE_COUNTERS:
+      return trainer::v1::Region::KIND_DEVICE_COUNTERS;
     default:
       return trainer::v1::Region::KIND_RANK_PAGE;
   }
@@ -79,6 +84,7 @@ JobHost::JobHost(const HostEnvironment& environment, const std::string& name,
   const Placement& placement = plan_->placement;
   state_ = NewJob(name, *spec, placement.workers, limits);
   state_.spans = placement.spans();
+  state_.data_plane = data_plane();
   state_.first_rank = placement.first_rank();
   state_.first_worker = placement.first_worker();
   for (uint32_t node = 0; placement.spans() && node < placement.nodes; ++node) {
@@ -96,18 +102,21 @@ JobHost::~JobHost() {
 }
 
 void JobHost::Attach(AttachCall call) {
+  if (absl::Status device = CheckDevice(call); !device.ok()) return call.done(device);
   AttachRequested input;
   input.attach_id = call.id;
   input.rank = call.rank;
   input.pid = call.peer.pid;
   input.spec = call.spec;
   input.deadline = call.deadline;
+  input.gave_up = call.gave_up;
+  input.step = StepInFlight();
   if (call.nvme != nullptr && !state_.started) admission_ = call.nvme;
   calls_.emplace(call.id, std::move(call));
   Feed(std::move(input));
 }
 
-void JobHost::CancelAttach(uint64_t attach_id) { Feed(AttachCancelled{attach_id}); }
+void JobHost::CancelAttach(uint64_t attach_id) { Feed(AttachCancelled{attach_id, StepInFlight()}); }
 
 void JobHost::NoticeDeath(uint32_t rank) {
   if (rank >= state_.ranks.size()) return;
@@ -116,7 +125,11 @@ void JobHost::NoticeDeath(uint32_t rank) {
   const Peer& peer = waiting != calls_.end() ? waiting->second.peer : ranks_[rank].peer;
   if (!peer.pidfd.valid()) return;
   pollfd ended = {peer.pidfd.get(), POLLIN, 0};
-  if (poll(&ended, 1, 0) == 1) Feed(RankGone{rank, attach_id});
+  if (poll(&ended, 1, 0) == 1) Feed(RankGone{rank, attach_id, StepInFlight()});
+}
+
+void JobHost::NoticeDeaths() {
+  for (uint32_t rank = 0; rank < state_.ranks.size(); ++rank) NoticeDeath(rank);
 }
 
 absl::StatusOr<uint32_t> JobHost::RankOfToken(const std::string& token) const {
@@ -190,7 +203,8 @@ void JobHost::Step(const JobInput& input) {
 void JobHost::ArmTimer() {
   if (timer_) loop_.Cancel(*timer_);
   timer_.reset();
-  const Instant next = std::min(NextDeadline(state_), store_.Expire(loop_.Now()));
+  const Instant next =
+      std::min({NextDeadline(state_), store_.Expire(loop_.Now()), rendezvous_.Expire(loop_.Now())});
   if (next == absl::InfiniteDuration() || ended()) return;
   timer_ = loop_.At(next, [this] {
     timer_.reset();
@@ -199,6 +213,7 @@ void JobHost::ArmTimer() {
 }
 
 absl::Status JobHost::CreateEverything() {
+  ZS_RETURN_IF_ERROR(PlaceOnDevices());
   ZS_ASSIGN_OR_RETURN(const NodeMemory node, ReadNodeMemory());
   ZS_RETURN_IF_ERROR(CheckMemory(state_.name, *plan_, node, environment_.config->host_memory_limit,
                                  environment_.memory_in_use()));
@@ -272,7 +287,7 @@ void JobHost::Do(const AnnounceRank& action) {
     const int pidfd = rank.peer.pidfd.get();
     const absl::Status watched = loop_.Watch(pidfd, [this, r = action.rank, attach_id, pidfd] {
       loop_.Unwatch(pidfd);
-      Feed(RankGone{r, attach_id});
+      Feed(RankGone{r, attach_id, StepInFlight()});
     });
     if (!watched.ok()) LogWarn(absl::StrCat("rank ", action.rank, ": ", watched.message()));
   }
@@ -306,6 +321,7 @@ trainer::v1::AttachReply JobHost::MakeReply(uint32_t rank, bool resumed) const {
   reply.set_scheduler(plan_->scheduler);
   reply.set_resumed(resumed || (resume_.has_value() && !resume_->fresh()));
   for (const model::v1::LedgerLine& line : plan_->ledger) *reply.add_ledger() = line;
+  if (data_plane()) *reply.mutable_device() = DeviceOf(plan_->ranks[rank].home_worker());
   return reply;
 }
 
@@ -338,15 +354,17 @@ void JobHost::Do(const AnnounceRankDied& action) {
   message.mutable_rank_died()->set_generation(state_.generation);
   message.mutable_rank_died()->set_reason(action.reason);
   SendToWorkers(message);
-  const bool detached = state_.ranks[action.rank].phase == RankPhase::kDetached;
-  JournalRank(action.rank, detached ? records::v1::RankChanged::STATE_DETACHED
-                                    : records::v1::RankChanged::STATE_DEAD);
-  if (!detached && environment_.metrics != nullptr) {
+  const RankPhase phase = state_.ranks[action.rank].phase;
+  JournalRank(action.rank, phase == RankPhase::kDetached ? records::v1::RankChanged::STATE_DETACHED
+                                                         : records::v1::RankChanged::STATE_DEAD);
+  // One that waits has attached again.
+  if (phase == RankPhase::kDead && environment_.metrics != nullptr) {
     environment_.metrics->CountRankDeath(state_.name);
   }
 }
 
 void JobHost::Do(const DropAttempt&) {
+  EndGeneration(absl::AbortedError(absl::StrCat("the ranks of job '", state_.name, "' ended")));
   internal::v1::ToWorker message;
   message.mutable_drop_attempt()->set_generation(state_.generation);
   SendToWorkers(message);
@@ -371,6 +389,7 @@ void JobHost::Do(const PoisonGeneration& action) {
     page.wake.fetch_add(1, std::memory_order_acq_rel);
     FutexWakeAll(page.wake);
   }
+  EndGeneration(action.status);
   AbandonShards(action.status);
 }
 
@@ -387,6 +406,7 @@ void JobHost::Do(const EndJob&) {
     worker.process.reset();
   }
   store_.FailWaiters(absl::NotFoundError(absl::StrCat("job '", state_.name, "' has ended")));
+  rendezvous_.FailWaiters(absl::AbortedError(absl::StrCat("job '", state_.name, "' has ended")));
   for (uint32_t r = 0; r < ranks_.size(); ++r) ForgetRank(r);
   KeepOrForget();
   if (state_.started && !for_now_) {
@@ -398,6 +418,7 @@ void JobHost::Do(const EndJob&) {
   for (const auto& watcher : watchers_) {
     if (auto queue = watcher.lock()) queue->Close();
   }
+  for (const auto& [device, bytes] : GpuHeld()) environment_.gpus->SetFree(device, std::nullopt);
   regions_.reset();
   nvme_.reset();  // files go when the last worker has been reaped
   if (environment_.metrics != nullptr) environment_.metrics->Remove(state_.name);

@@ -48,6 +48,8 @@ class JobHost {
   // Looks whether the process that holds the rank is dead: its successor's Attach may be read
   // before the kernel's word of it.
   void NoticeDeath(uint32_t rank);
+  // The same of all ranks: with a data plane a survivor may notice a death first.
+  void NoticeDeaths();
   absl::Status Detach(uint32_t rank, const std::string& token, bool keep);
   // FailedPrecondition while ranks are attached, unless forced. Returns the bytes that were freed.
   absl::StatusOr<uint64_t> Remove(bool force);
@@ -77,6 +79,11 @@ class JobHost {
   // Moves states of this node's workers between tiers (job_host_tiers.cc).
   absl::StatusOr<admin::v1::MoveStatesReply> MoveStates(
       const admin::v1::MoveStatesRequest& request);
+
+  // The key-value store of the generation, for the ranks' data planes (job_host_gpu.cc).
+  void Rendezvous(const trainer::v1::RendezvousRequest& request, KvStore::Done done);
+  // Device memory that the job may take, by device; nothing before it started.
+  std::map<std::string, uint64_t> GpuHeld() const;
 
   void AddWatcher(std::shared_ptr<EventQueue> queue);
 
@@ -163,6 +170,20 @@ class JobHost {
   void OnJoinReply(const absl::StatusOr<cluster::v1::JoinReply>& reply);
   void ForwardStore(uint32_t w, const internal::v1::StoreRequest& request, KvStore::Done done);
 
+  // GPUs (job_host_gpu.cc).
+  bool data_plane() const { return plan_->config.data_plane(); }
+  absl::Status CheckDevice(const AttachCall& call) const;
+  absl::Status PlaceOnDevices();
+  model::v1::Device DeviceOf(uint32_t w) const;
+  std::string CoresOf(uint32_t w) const;
+  void OnDeviceRegions(uint32_t w, const internal::v1::DeviceRegions& message,
+                       std::vector<UniqueFd> fds);
+  bool HasDevice(uint32_t w);
+  absl::Status CheckGpuRoom(const std::vector<uint32_t>& units) const;
+  void EndGeneration(const absl::Status& status);
+  // The step in flight, for messages; 0 before the job started.
+  uint64_t StepInFlight() const { return regions_ ? regions_->board().numbers().step + 1 : 0; }
+
   // Tiers (job_host_tiers.cc).
   absl::Status ReserveNvme();
   // Jobs that survive the daemon (job_host_power.cc).
@@ -185,7 +206,8 @@ class JobHost {
   void SendToWorkers(const internal::v1::ToWorker& message);
   void OnLink(uint32_t w, uint32_t incarnation);
   bool ReceiveFrom(uint32_t w, uint32_t incarnation);
-  void OnWorkerMessage(uint32_t w, uint32_t incarnation, const internal::v1::FromWorker& message);
+  void OnWorkerMessage(uint32_t w, uint32_t incarnation, const internal::v1::FromWorker& message,
+                       std::vector<UniqueFd> fds);
   void OnStore(uint32_t w, uint32_t incarnation, const internal::v1::StoreRequest& request);
   void OnStats(uint32_t w, const internal::v1::Stats& stats);
   void OnShardDone(uint32_t w, const internal::v1::ShardDone& done);
@@ -218,6 +240,7 @@ class JobHost {
   uint64_t next_request_ = 1;
   absl::Status remove_refusal_;
   KvStore store_;
+  KvStore rendezvous_;    // of the generation
   bool spawned_ = false;  // the workers were started
   bool for_now_ = false;  // EndForNow
   // What the workers of a lost job found, and where they go on.

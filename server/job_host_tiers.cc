@@ -18,20 +18,24 @@ using admin::v1::MoveStatesRequest;
 // A move that nobody bounds leaves most of a drive to the job.
 constexpr uint64_t kMoveRate = uint64_t{256} << 20;
 
-// Bytes of states that are listed on the NVMe tier.
-uint64_t StatesOnNvme(const JobPlan& plan) {
+// Bytes of workers' states that are listed on a tier.
+uint64_t StatesOn(const char* tier, const JobPlan& plan) {
   uint64_t bytes = 0;
   for (const model::v1::LedgerLine& line : plan.ledger) {
-    if (line.tier() == "nvme" && line.state() != "slots") bytes += line.bytes();
+    const bool worker = line.holder().starts_with("worker ");
+    if (line.tier() == tier && worker && line.state() != "slots") bytes += line.bytes();
   }
   return bytes;
 }
 
+uint64_t Apart(uint64_t a, uint64_t b) { return std::max(a, b) - std::min(a, b); }
+
 absl::StatusOr<model::v1::Tier> ParseTier(const std::string& text) {
   if (text == "nvme") return model::v1::TIER_NVME;
   if (text == "host" || text == "cpu") return model::v1::TIER_HOST;
+  if (text == "gpu") return model::v1::TIER_GPU;
   return absl::InvalidArgumentError(
-      absl::StrCat("to: expected \"nvme\" or \"host\", found \"", text, "\""));
+      absl::StrCat("to: expected \"nvme\", \"host\" or \"gpu\", found \"", text, "\""));
 }
 
 // Whether a unit has a parameter, or is of a module, of this name.
@@ -117,7 +121,8 @@ absl::StatusOr<MoveStatesReply> JobHost::MoveStates(const MoveStatesRequest& req
     return absl::FailedPreconditionError(
         absl::StrCat("job '", state_.name, "' is ", JobPhaseName(state_.phase)));
   }
-  if (plan_->nvme_paths.empty() || plan_->config.optimizer() == model::v1::OPTIMIZER_NONE) {
+  const bool no_nvme = plan_->nvme_paths.empty() && (!data_plane() || to == model::v1::TIER_NVME);
+  if (no_nvme || plan_->config.optimizer() == model::v1::OPTIMIZER_NONE) {
     return absl::FailedPreconditionError(absl::StrCat(
         "job '", state_.name, "' has no room on nvme for optimizer states; give ",
         "offload_optimizer.nvme_path in its ds_config when it starts (its device may be \"cpu\")"));
@@ -129,16 +134,16 @@ absl::StatusOr<MoveStatesReply> JobHost::MoveStates(const MoveStatesRequest& req
         "which they do not on the host"));
   }
   ZS_ASSIGN_OR_RETURN(const std::vector<uint32_t> units, ChooseUnits(request));
+  if (to == model::v1::TIER_GPU) ZS_RETURN_IF_ERROR(CheckGpuRoom(units));
   ZS_ASSIGN_OR_RETURN(JobPlan next, MovedPlan(*plan_, to, units));
   ZS_ASSIGN_OR_RETURN(const NodeMemory node, ReadNodeMemory());
   ZS_RETURN_IF_ERROR(CheckGrowth(state_.name, {plan_.get(), &next, MemoryTouched()}, node,
                                  environment_.config->host_memory_limit,
                                  environment_.memory_in_use()));
-  const uint64_t before = StatesOnNvme(*plan_);
-  const uint64_t after = StatesOnNvme(next);
   MoveStatesReply reply;
   reply.set_units(static_cast<uint32_t>(units.size()));
-  reply.set_bytes(std::max(before, after) - std::min(before, after));
+  reply.set_bytes(std::max(Apart(StatesOn("nvme", *plan_), StatesOn("nvme", next)),
+                           Apart(StatesOn("gpu", *plan_), StatesOn("gpu", next))));
   const uint64_t rate = request.has_bytes_per_second() ? request.bytes_per_second() : kMoveRate;
   move_rate_ = rate == 0 ? 0 : std::max<uint64_t>(1, rate / workers_.size());
   plan_ = std::make_shared<const JobPlan>(std::move(next));
@@ -151,7 +156,8 @@ absl::StatusOr<MoveStatesReply> JobHost::MoveStates(const MoveStatesRequest& req
 
 // All moves so far: a worker that was started again knows targets, but perhaps not the last ones.
 void JobHost::SendMoves(uint32_t w) {
-  for (const model::v1::Tier to : {model::v1::TIER_HOST, model::v1::TIER_NVME}) {
+  for (const model::v1::Tier to :
+       {model::v1::TIER_HOST, model::v1::TIER_NVME, model::v1::TIER_GPU}) {
     internal::v1::ToWorker message;
     internal::v1::MoveStates& move = *message.mutable_move();
     move.set_to(to);
@@ -168,7 +174,8 @@ bool JobHost::Moving() const {
   for (uint32_t w = 0; w < workers_.size(); ++w) {
     const internal::v1::Stats& stats = workers_[w].stats;
     // Also before the worker has heard of it.
-    if (stats.move_left_bytes() > 0 || stats.nvme_state_bytes() != plan_->nvme_home[w]) return true;
+    if (stats.move_left_bytes() > 0) return true;
+    if (!plan_->nvme_paths.empty() && stats.nvme_state_bytes() != plan_->nvme_home[w]) return true;
   }
   return false;
 }

@@ -33,6 +33,11 @@ void AddTierCounters(const internal::v1::Stats& stats, Counters& counters) {
   counters["move_left_bytes"] += stats.move_left_bytes();
 }
 
+void AddGpuCounters(const internal::v1::Stats& stats, Counters& counters) {
+  counters["gpu_state_bytes"] += stats.gpu_state_bytes();
+  counters["move_left_bytes"] += stats.nvme_paths_size() > 0 ? 0 : stats.move_left_bytes();
+}
+
 // What one worker holds by itself, for its line in the view.
 uint64_t WorkerBytes(const JobPlan& plan, uint32_t w) {
   const std::string holder = absl::StrCat("worker ", w);
@@ -104,6 +109,7 @@ admin::v1::GetJobReply JobHost::View() const {
     worker.set_bytes(WorkerBytes(*plan_, Global(w)));
     AddCounters(workers_[w].before, *view.mutable_counters());
     AddCounters(workers_[w].stats, *view.mutable_counters());
+    if (data_plane()) AddGpuCounters(workers_[w].stats, *view.mutable_counters());
     if (plan_->nvme_paths.empty()) continue;
     AddTierCounters(workers_[w].before, *view.mutable_counters());
     AddTierCounters(workers_[w].stats, *view.mutable_counters());

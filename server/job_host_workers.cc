@@ -8,6 +8,7 @@
 #include "proto/worker_link.h"
 #include "server/job_host.h"
 #include "server/job_metrics.h"
+#include "server/node_gpus.h"
 
 namespace zeroshard {
 namespace {
@@ -41,6 +42,7 @@ void SumCounters(internal::v1::Stats& sum, const internal::v1::Stats& more) {
   sum.set_copied_bytes(sum.copied_bytes() + more.copied_bytes());
   sum.set_prefetch_hits(sum.prefetch_hits() + more.prefetch_hits());
   sum.set_prefetch_misses(sum.prefetch_misses() + more.prefetch_misses());
+  sum.set_gpu_busy_us(sum.gpu_busy_us() + more.gpu_busy_us());
   sum.set_nvme_retries(sum.nvme_retries() + more.nvme_retries());
   sum.set_nvme_damaged_images(sum.nvme_damaged_images() + more.nvme_damaged_images());
   sum.set_nvme_failed_slots(sum.nvme_failed_slots() + more.nvme_failed_slots());
@@ -62,7 +64,7 @@ absl::Status JobHost::Spawn(uint32_t w, uint32_t incarnation, bool recover) {
   command.incarnation = incarnation;
   CoreHolder cores;
   if (environment_.cores != nullptr) {
-    ZS_ASSIGN_OR_RETURN(cores, environment_.cores->Add(plan_->workers[Global(w)].device()));
+    ZS_ASSIGN_OR_RETURN(cores, environment_.cores->Add(CoresOf(w)));
   }
   ZS_ASSIGN_OR_RETURN(WorkerProcess process, SpawnWorker(command));
   process.cores = std::move(cores);
@@ -118,6 +120,7 @@ absl::Status JobHost::SendStart(uint32_t w, bool recover) {
   start.set_recover(recover);
   start.set_resume(lost_.has_value());
   DescribeTiers(start);
+  if (data_plane()) *start.mutable_device() = DeviceOf(Global(w));
   if (state_.alive_since > 1) start.set_drop_generation(state_.alive_since);
   if (plan_->config.transport() == model::v1::TRANSPORT_GLOO) {
     start.set_gloo_address(environment_.config->gloo_address);
@@ -178,7 +181,7 @@ bool JobHost::ReceiveFrom(uint32_t w, uint32_t incarnation) {
   FromWorker message;
   if (received.ok() && message.ParseFromString(received->body)) {
     ++worker.messages;
-    OnWorkerMessage(w, incarnation, message);
+    OnWorkerMessage(w, incarnation, message, std::move(received->fds));
     return true;
   }
   loop_.Unwatch(link);
@@ -194,15 +197,19 @@ bool JobHost::ReceiveFrom(uint32_t w, uint32_t incarnation) {
   return false;
 }
 
-void JobHost::OnWorkerMessage(uint32_t w, uint32_t incarnation, const FromWorker& message) {
+void JobHost::OnWorkerMessage(uint32_t w, uint32_t incarnation, const FromWorker& message,
+                              std::vector<UniqueFd> fds) {
   switch (message.kind_case()) {
     case FromWorker::kReady:
       if (!message.ready().recovery().empty()) {
         LogInfo(absl::StrCat("job ", state_.name, ": worker ", Global(w),
                              " recovered: ", message.ready().recovery()));
       }
+      if (!HasDevice(w)) return;
       SendMoves(w);
       return Feed(WorkerReady{w, incarnation});
+    case FromWorker::kDeviceRegions:
+      return OnDeviceRegions(w, message.device_regions(), std::move(fds));
     case FromWorker::kShardDone:
       return OnShardDone(w, message.shard_done());
     case FromWorker::kPoisoned:
@@ -218,10 +225,6 @@ void JobHost::OnWorkerMessage(uint32_t w, uint32_t incarnation, const FromWorker
       return OnPowerStates(w, message.power_states());
     case FromWorker::kStore:
       return OnStore(w, incarnation, message.store());
-    case FromWorker::kDeviceRegions:
-      LogWarn(absl::StrCat("job ", state_.name, ": worker ", Global(w),
-                           " sent device memory, and has no device"));
-      return;
     case FromWorker::KIND_NOT_SET:
       return;
   }
@@ -256,6 +259,9 @@ void JobHost::OnStats(uint32_t w, const internal::v1::Stats& stats) {
   }
   worker.stats = stats;
   worker.tier.Add(stats, loop_.Now());
+  if (environment_.gpus != nullptr && stats.gpu_free_bytes() > 0) {
+    environment_.gpus->SetFree(plan_->workers[Global(w)].device(), stats.gpu_free_bytes());
+  }
   if (regions_ && regions_->board().numbers().step > last_step_) {
     last_step_ = regions_->board().numbers().step;
     Do(EmitEvent{"step", absl::StrCat("step ", last_step_, " is committed")});

@@ -59,6 +59,18 @@ const std::vector<MetricDescription>& AllMetrics() {
        "Media errors of the drives behind the path over their life"},
       {"zeroshard_drive_written_bytes_total", kCounter, "path",
        "Bytes written to the drives behind the path over their life, by anyone"},
+      {"zeroshard_gpu_capacity_bytes", kGauge, "device",
+       "Bytes of the GPU's memory that jobs may be promised"},
+      {"zeroshard_gpu_used_bytes", kGauge, "device",
+       "Bytes of the GPU's memory that jobs are promised, their trainers' windows included"},
+      {"zeroshard_gpu_free_bytes", kGauge, "device",
+       "Bytes of the GPU's memory that no process holds, as its driver last said"},
+      {"zeroshard_gpu_job_bytes", kGauge, "job, device",
+       "Bytes of the GPU's memory that the job is promised"},
+      {"zeroshard_gpu_state_bytes", kGauge, "job, worker",
+       "Bytes of state that are on the gpu tier now"},
+      {"zeroshard_gpu_busy_seconds_total", kCounter, "job, worker",
+       "Time that the GPU worked for the worker: updates, norms, copies"},
       {"zeroshard_state_bytes", kGauge, "job, tier, holder, state",
        "Bytes of one kind of state at one holder (worker, rank or node)"},
       {"zeroshard_nvme_path_info", kGauge, "path, filesystem, backend, direct",
@@ -189,6 +201,11 @@ void JobMetrics::SetLedger(const std::string& job, const JobPlan& plan) {
   std::set<MetricLabels>& known = ledgers_[job];
   // What was moved away is 0.
   for (const MetricLabels& labels : known) sums.emplace(labels, 0);
+  for (uint32_t w = 0; w < plan.gpus.size(); ++w) {
+    const std::string& device = plan.workers[plan.placement.first_worker() + w].device();
+    Set("zeroshard_gpu_job_bytes", {{"job", job}, {"device", device}},
+        static_cast<double>(plan.gpus[w].total()));
+  }
   for (const auto& [labels, bytes] : sums) {
     Set("zeroshard_state_bytes", labels, static_cast<double>(bytes));
     known.insert(labels);
@@ -223,6 +240,19 @@ void JobMetrics::SetNvme(const std::vector<NvmeStore::PathView>& paths, uint64_t
   Set("zeroshard_tier_capacity_bytes", nvme, static_cast<double>(capacity));
   Set("zeroshard_tier_used_bytes", nvme, static_cast<double>(promised));
   Set("zeroshard_tier_free_bytes", nvme, static_cast<double>(room - std::min(room, promised)));
+}
+
+void JobMetrics::SetGpus(const NodeGpus& gpus, const std::map<std::string, uint64_t>& in_use) {
+  for (const Gpu& gpu : gpus.gpus()) {
+    const MetricLabels labels = {{"device", gpu.device}};
+    const auto it = in_use.find(gpu.device);
+    Set("zeroshard_gpu_capacity_bytes", labels, static_cast<double>(gpus.Capacity(gpu)));
+    Set("zeroshard_gpu_used_bytes", labels,
+        it == in_use.end() ? 0 : static_cast<double>(it->second));
+    if (const auto free = gpus.Free(gpu.device)) {
+      Set("zeroshard_gpu_free_bytes", labels, static_cast<double>(*free));
+    }
+  }
 }
 
 void JobMetrics::SetRanks(const std::string& job, uint32_t attached, uint64_t generation) {
@@ -265,6 +295,11 @@ void JobMetrics::AddStats(const std::string& job, uint32_t worker,
   Observe("zeroshard_step_seconds", labels, before.step_us(), now.step_us());
   Observe("zeroshard_wait_seconds", labels, before.wait_us(), now.wait_us());
   if (now.nvme_paths_size() > 0) AddTierStats(labels, before, now);
+  if (now.gpu_free_bytes() > 0) {
+    Set("zeroshard_gpu_state_bytes", labels, static_cast<double>(now.gpu_state_bytes()));
+    Grow("zeroshard_gpu_busy_seconds_total", labels,
+         Difference(now.gpu_busy_us(), before.gpu_busy_us()) * 1e-6);
+  }
   if (worker != 0) return;  // the job's own numbers are the same on every worker
   const MetricLabels of_job = {{"job", job}};
   Set("zeroshard_step", of_job, static_cast<double>(now.step()));

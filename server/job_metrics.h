@@ -15,6 +15,7 @@
 #include "base/metrics.h"
 #include "device/cpu/core_budget.h"
 #include "proto/internal.pb.h"
+#include "server/node_gpus.h"
 #include "server/node_memory.h"
 #include "server/nvme_store.h"
 #include "server/planner.h"
@@ -38,6 +39,9 @@ class JobMetrics {
   void SetNode(const NodeMemory& memory, uint64_t limit, uint64_t held);
   void SetJobs(const std::map<std::string, int>& by_state);
   void SetCores(const CoreBudget& budget);
+
+  // GPUs; `in_use`: promised to jobs, by device.
+  void SetGpus(const NodeGpus& gpus, const std::map<std::string, uint64_t>& in_use);
 
   // The NVMe tier: of all file systems that its paths lie on.
   void SetNvme(const std::vector<NvmeStore::PathView>& paths, uint64_t limit);

@@ -11,6 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/fd_passing.h"
 #include "base/status.h"
+#include "device/cuda/address.h"
+#include "storage/device_counters.h"
 
 namespace zeroshard {
 namespace {
@@ -35,6 +37,10 @@ const char* KindName(WorkerRegion::Kind kind) {
       return "user-state";
     case WorkerRegion::KIND_SLOT_TABLE:
       return "slots";
+    case WorkerRegion::KIND_DEVICE_TABLE:
+      return "device-table";
+    case WorkerRegion::KIND_DEVICE_COUNTERS:
+      return "device-counters";
     default:
       return "region";
   }
@@ -52,13 +58,15 @@ WorkerRegion Describe(WorkerRegion::Kind kind, uint32_t index, uint64_t bytes) {
   return region;
 }
 
-// Whether worker `w` maps a region: its own partition and slot table, and what its
-// island shares. The pages of
-// ranks go to their home worker only, which is their one writer.
+bool OfOneWorker(WorkerRegion::Kind kind) {
+  return kind == WorkerRegion::KIND_PARTITION || kind == WorkerRegion::KIND_SLOT_TABLE ||
+         kind == WorkerRegion::KIND_DEVICE_TABLE || kind == WorkerRegion::KIND_DEVICE_COUNTERS;
+}
+
+// Whether worker `w` maps a region: its own partition, tables and counters, and what its island
+// shares. The pages of ranks go to their home worker only, which is their one writer.
 bool WorkerMaps(const JobPlan& plan, const RegionPlan& region, uint32_t w) {
-  if (region.kind == WorkerRegion::KIND_PARTITION || region.kind == WorkerRegion::KIND_SLOT_TABLE) {
-    return region.index == w;
-  }
+  if (OfOneWorker(region.kind)) return region.index == w;
   if (region.kind == WorkerRegion::KIND_RANK_PAGE) {
     return plan.ranks[region.index].home_worker() == w;
   }
@@ -122,7 +130,48 @@ absl::Status JobRegions::Format(const JobPlan& plan, const Options& options) {
     page->job_id = options.job_id;
     rank_pages_.push_back(std::move(map));
   }
+  for (const Region& region : regions_) {
+    if (region.plan.kind != WorkerRegion::KIND_DEVICE_COUNTERS) continue;
+    ZS_ASSIGN_OR_RETURN(MappedRegion map,
+                        MappedRegion::Map(region.fd.get(), region.plan.bytes, Access::kReadWrite));
+    counters_.push_back(std::move(map));
+  }
   return absl::OkStatus();
+}
+
+absl::Status JobRegions::AdoptDevice(const JobPlan& plan, uint32_t w,
+                                     const WorkerRegion& description, UniqueFd fd) {
+  const GpuBytes& expected = plan.gpus[w - placement_.first_worker()];
+  const bool shared = description.kind() == WorkerRegion::KIND_DEVICE_SHARED;
+  if ((!shared && description.kind() != WorkerRegion::KIND_DEVICE_STATES) ||
+      description.index() != w || !fd.valid()) {
+    return absl::InvalidArgumentError("a region that is no device memory of the worker");
+  }
+  const uint64_t least = shared ? expected.shared : expected.states;
+  if (description.bytes() < least) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("device memory of ", description.bytes(), " bytes; the plan has ", least));
+  }
+  if (FindDevice(description.kind(), w) != nullptr) {
+    return absl::AlreadyExistsError("device memory of which the job has some already");
+  }
+  devices_.push_back({description, std::move(fd)});
+  return absl::OkStatus();
+}
+
+const JobRegions::Device* JobRegions::FindDevice(WorkerRegion::Kind kind, uint32_t w) const {
+  for (const Device& device : devices_) {
+    if (device.region.kind() == kind && device.region.index() == w) return &device;
+  }
+  return nullptr;
+}
+
+void JobRegions::KillCounters() const {
+  for (const MappedRegion& map : counters_) {
+    DeviceCounters& counters = *map.As<DeviceCounters>();
+    counters.summed.store(kDeadCounter, std::memory_order_release);
+    counters.error.store(kDeadCounter, std::memory_order_release);
+  }
 }
 
 uint64_t JobRegions::Beats(const JobPlan& plan, uint32_t w) const {
@@ -168,6 +217,11 @@ JobRegions::WorkerView JobRegions::ForWorker(const JobPlan& plan, uint32_t w) co
     if (!WorkerMaps(plan, region.plan, w)) continue;
     add(region.plan.kind, region.plan.index, region.plan.bytes, region.fd.get());
   }
+  for (const Device& device : devices_) {
+    if (device.region.index() != w) continue;
+    view.regions.push_back(device.region);
+    view.fds.push_back(device.fd.get());
+  }
   for (uint32_t other = 0; other < plan.workers.size(); ++other) {
     if (plan.workers[other].island() != plan.workers[w].island()) continue;
     add(WorkerRegion::KIND_DOORBELL, other, 0, doorbells_[other - placement_.first_worker()].get());
@@ -180,6 +234,14 @@ std::vector<JobRegions::RankRegion> JobRegions::ForRank(const JobPlan& plan, uin
   const Region& window = Find(WorkerRegion::KIND_PARAMETER_WINDOW, plan.ranks[r].island());
   const Region& gradients = Find(WorkerRegion::KIND_GRADIENT_WINDOW, r);
   const Region& page = Find(WorkerRegion::KIND_RANK_PAGE, r);
+  const uint32_t home = plan.ranks[r].home_worker();
+  if (const Device* shared = FindDevice(WorkerRegion::KIND_DEVICE_SHARED, home)) {
+    const Region& counters = Find(WorkerRegion::KIND_DEVICE_COUNTERS, home);
+    return {{gradients.plan.kind, gradients.plan.bytes, gradients.fd.get()},
+            {page.plan.kind, page.plan.bytes, page.read_only.get()},
+            {shared->region.kind(), shared->region.bytes(), shared->fd.get()},
+            {counters.plan.kind, counters.plan.bytes, counters.fd.get()}};
+  }
   return {{window.plan.kind, window.plan.bytes, window.read_only.get()},
           {gradients.plan.kind, gradients.plan.bytes, gradients.fd.get()},
           {page.plan.kind, page.plan.bytes, page.read_only.get()}};

@@ -3,6 +3,9 @@
 //
 // Of a job that spans daemons: those of this one. Workers and ranks are numbered as in the job.
 //
+// Device memory is made by the workers, and its descriptors are kept here with the rest: memory of
+// a GPU lives as long as somebody has its descriptor, or has it mapped.
+//
 // Made whole or not at all. Descriptors stay valid until the object goes. Decision thread.
 
 #ifndef ZEROSHARD_SERVER_JOB_REGIONS_H_
@@ -50,7 +53,21 @@ class JobRegions {
   };
   WorkerView ForWorker(const JobPlan& plan, uint32_t w) const;
 
-  // What rank `r` gets: parameter window (read-only), gradient window, rank page (read-only).
+  // Keeps device memory that worker `w` has made. InvalidArgument, AlreadyExists: it is not what
+  // the plan says, or was made before.
+  absl::Status AdoptDevice(const JobPlan& plan, uint32_t w,
+                           const internal::v1::WorkerRegion& description, UniqueFd fd);
+  // Whether worker `w` has handed all of its device memory over.
+  bool HasDevice(uint32_t w) const {
+    return FindDevice(internal::v1::WorkerRegion::KIND_DEVICE_SHARED, w) != nullptr &&
+           FindDevice(internal::v1::WorkerRegion::KIND_DEVICE_STATES, w) != nullptr;
+  }
+  // No stream waits any longer for what a dead generation will not do; workers set the counters
+  // back for the next one.
+  void KillCounters() const;
+
+  // What rank `r` gets: parameter window (read-only), gradient window, rank page (read-only); with
+  // a data plane the shared device memory and the counters of its worker, and no parameter window.
   struct RankRegion {
     internal::v1::WorkerRegion::Kind kind;
     uint64_t bytes;
@@ -78,7 +95,12 @@ class JobRegions {
     UniqueFd fd;
     UniqueFd read_only;  // invalid where readers get none
   };
+  struct Device {
+    internal::v1::WorkerRegion region;
+    UniqueFd fd;
+  };
   explicit JobRegions(const Placement& placement) : placement_(placement) {}
+  const Device* FindDevice(internal::v1::WorkerRegion::Kind kind, uint32_t w) const;
   absl::Status CreateMemory(const JobPlan& plan, const Options& options);
   absl::Status Format(const JobPlan& plan, const Options& options);
   absl::Status CreateListeners(const JobPlan& plan, const Options& options);
@@ -93,6 +115,8 @@ class JobRegions {
   std::vector<MappedRegion> board_maps_;  // one an island
   std::vector<Board> boards_;
   std::vector<MappedRegion> rank_pages_;
+  std::vector<MappedRegion> counters_;  // one a worker with a GPU
+  std::vector<Device> devices_;         // device memory, as workers have made it
 };
 
 }  // namespace zeroshard

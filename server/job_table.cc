@@ -25,7 +25,7 @@ JobTable::JobTable(HostEnvironment environment) : environment_(std::move(environ
 
 void JobTable::Attach(const std::string& name, AttachCall call) {
   auto it = jobs_.find(name);
-  if (it != jobs_.end()) it->second->NoticeDeath(call.rank);
+  if (it != jobs_.end()) it->second->NoticeDeaths();
   // A job that failed goes on from its files, as if the daemon had been started again.
   if (it != jobs_.end() && it->second->state().phase == JobPhase::kFailed &&
       IsPowerJob(it->second->plan()) && PresentRanks(it->second->state()) == 0) {
@@ -44,6 +44,7 @@ void JobTable::Attach(const std::string& name, AttachCall call) {
     }
     HostEnvironment environment = environment_;
     environment.memory_in_use = [this, name] { return InUse(name); };
+    environment.gpu_in_use = [this, name] { return GpuInUse(name); };
     it = jobs_.emplace(name, std::make_unique<JobHost>(environment, name, call.spec, call.plan))
              .first;
   }
@@ -186,6 +187,15 @@ MemoryInUse JobTable::InUse(const std::string& except) const {
   return in_use;
 }
 
+std::map<std::string, uint64_t> JobTable::GpuInUse(const std::string& except) const {
+  std::map<std::string, uint64_t> in_use;
+  for (const auto& [name, host] : jobs_) {
+    if (name == except || host->ended()) continue;
+    for (const auto& [device, bytes] : host->GpuHeld()) in_use[device] += bytes;
+  }
+  return in_use;
+}
+
 void JobTable::StartMetrics() {
   bool ended = false;
   std::map<std::string, int> by_state;
@@ -204,6 +214,8 @@ void JobTable::StartMetrics() {
       environment_.metrics->SetNvme(environment_.nvme->Paths(),
                                     environment_.config->tiers.nvme_limit);
     }
+    if (environment_.gpus != nullptr)
+      environment_.metrics->SetGpus(*environment_.gpus, GpuInUse(""));
     if (environment_.cores != nullptr) environment_.metrics->SetCores(environment_.cores->budget());
   }
   if (environment_.drives != nullptr) {

@@ -21,7 +21,7 @@ namespace zeroshard {
 
 class JobTable {
  public:
-  // `environment` without memory_in_use and retire, which the table provides.
+  // `environment` without memory_in_use, gpu_in_use and retire, which the table provides.
   explicit JobTable(HostEnvironment environment);
 
   // Attaches to the job of this name, making it when there is none.
@@ -46,6 +46,8 @@ class JobTable {
   uint32_t count() const { return count_.load(std::memory_order_relaxed); }
   // What jobs other than `except` hold.
   MemoryInUse InUse(const std::string& except) const;
+  // The same of GPUs, by device.
+  std::map<std::string, uint64_t> GpuInUse(const std::string& except) const;
 
   // Drops jobs that have ended, soon.
   void Sweep() { SweepLater(); }

@@ -7,6 +7,7 @@
 #ifndef ZEROSHARD_SERVER_KV_STORE_H_
 #define ZEROSHARD_SERVER_KV_STORE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -32,6 +33,8 @@ class KvStore {
 
   // Fails all that wait. For the end of the job.
   void FailWaiters(const absl::Status& status);
+
+  size_t keys() const { return values_.size(); }
 
   // Forgets what a dead worker waits for, without calling it.
   void DropWaiters(uint32_t owner);

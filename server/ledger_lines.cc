@@ -1,10 +1,12 @@
 #include "server/ledger_lines.h"
 
 #include <algorithm>
+#include <array>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "server/gpu_plan.h"
 #include "storage/chunk_arrays.h"
 #include "storage/layout_proto.h"
 #include "storage/partition.h"
@@ -35,12 +37,20 @@ uint64_t Share(uint64_t total, uint64_t index, uint64_t shares) {
                                (static_cast<unsigned __int128>(total) * index) / shares);
 }
 
-// What of a worker's states rests on the NVMe tier at first, by unit, as runs of grains in order;
-// and the bytes of scales that go with it.
+using Runs = std::vector<std::vector<GrainRange>>;  // of grains in order, by unit
+
+// What of a worker's states rests on the NVMe tier at first; and the bytes of scales that go with
+// it.
 struct Homes {
-  std::vector<std::vector<GrainRange>> states, parameters;
+  Runs states, parameters;
   uint64_t scales = 0;
 };
+
+// The tiers beside the host.
+enum Elsewhere : uint8_t { kNvme, kGpu };
+constexpr const char* kElsewhere[] = {"nvme", "gpu"};
+// What is on them, by tier; null for nothing.
+using RunsElsewhere = std::array<const Runs*, 2>;
 
 Homes HomesOf(const Layout& layout, const NvmePlan& nvme) {
   Homes homes;
@@ -111,13 +121,13 @@ class Ledger {
     uint64_t data = 0;   // bytes of data elements
     uint64_t held = 0;   // the same with padding
     uint64_t total = 0;  // of the whole job, for the formula
-    // The parts of `data` and `held` that rest on the NVMe tier.
-    uint64_t nvme_data = 0;
-    uint64_t nvme_held = 0;
+    // The parts of `data` and `held` that rest elsewhere than on the host.
+    uint64_t data_at[2] = {0, 0};
+    uint64_t held_at[2] = {0, 0};
   };
   template <typename ElementBytes, typename Range>
   Amount Measure(ElementBytes element_bytes, Range range,
-                 const std::vector<std::vector<GrainRange>>* homes = nullptr) const {
+                 const RunsElsewhere& elsewhere = {}) const {
     Amount amount;
     for (uint32_t u = 0; u < layout_.units().size(); ++u) {
       const Unit& unit = layout_.units()[u];
@@ -127,10 +137,12 @@ class Ledger {
       amount.data += bytes * DataElements(layout_, unit, slice);
       amount.held += bytes * slice.elements();
       amount.total += bytes * unit.data_elements;
-      if (homes == nullptr || homes->empty()) continue;
-      for (const GrainRange& run : (*homes)[u]) {
-        amount.nvme_data += bytes * DataElements(layout_, unit, run);
-        amount.nvme_held += bytes * run.elements();
+      for (const Elsewhere tier : {kNvme, kGpu}) {
+        if (elsewhere[tier] == nullptr || elsewhere[tier]->empty()) continue;
+        for (const GrainRange& run : (*elsewhere[tier])[u]) {
+          amount.data_at[tier] += bytes * DataElements(layout_, unit, run);
+          amount.held_at[tier] += bytes * run.elements();
+        }
       }
     }
     return amount;
@@ -138,16 +150,18 @@ class Ledger {
 
   // What the lines of one worker's states come to.
   struct WorkerSums {
-    uint64_t padding = 0;    // on the host
-    uint64_t nvme_data = 0;  // listed on the NVMe tier
-    uint64_t nvme_held = 0;  // the same with padding
+    uint64_t host = 0;             // listed there
+    uint64_t padding = 0;          // on the host
+    uint64_t data_at[2] = {0, 0};  // listed on the other tiers
+    uint64_t held_at[2] = {0, 0};  // the same with padding
   };
   absl::Status AddWorker(uint32_t w);
   void AddState(const std::string& state, const std::string& holder, const Amount& amount,
                 uint64_t share, const std::string& formula, WorkerSums& sums);
-  void AddScales(const PartitionPlan& partition, const std::string& holder, uint64_t on_nvme,
-                 WorkerSums& sums);
+  void AddScales(const PartitionPlan& partition, const std::string& holder,
+                 const uint64_t (&elsewhere)[2], WorkerSums& sums);
   void AddTier(const NvmePlan& nvme, const std::string& holder, uint32_t w, WorkerSums& sums);
+  void AddGpu(const PartitionPlan& partition, uint32_t w, const WorkerSums& sums);
   void AddIsland(uint32_t island);
   void AddRank(uint32_t r);
 
@@ -169,6 +183,17 @@ absl::Status Ledger::AddWorker(uint32_t w) {
     ZS_ASSIGN_OR_RETURN(nvme, plan_.NvmePlanOf(partition));
     homes = HomesOf(layout_, *nvme);
   }
+  const bool gpu = DevicePlan::Exists(config_);
+  GpuHomes on_gpu;
+  Runs shards, slices;  // all of both are on the device
+  if (gpu) {
+    ZS_ASSIGN_OR_RETURN(const DevicePlan device, plan_.DevicePlanOf(partition));
+    on_gpu = GpuHomesOf(plan_, partition, device);
+    for (uint32_t u = 0; u < layout_.units().size(); ++u) {
+      shards.push_back({partition.unit(u).shard});
+      slices.push_back({partition.unit(u).slice});
+    }
+  }
   WorkerSums sums;
   auto add = [&](const std::string& state, const Amount& amount, const std::string& formula) {
     AddState(state, holder, amount, Share(amount.total, shares == 1 ? 0 : w, shares),
@@ -176,7 +201,7 @@ absl::Status Ledger::AddWorker(uint32_t w) {
   };
   auto slice = [&](uint32_t u) { return partition.unit(u).slice; };
 
-  if (config_.stage() == 3) {
+  if (config_.stage() == 3 || gpu) {
     // At rest in the window (in place) or in the partition; a copied window's residents are the
     // window's.
     const bool in_place = config_.window() == model::v1::WINDOW_IN_PLACE;
@@ -185,13 +210,14 @@ absl::Status Ledger::AddWorker(uint32_t w) {
           const bool counted = in_place || !partition.unit(u).resident;
           return counted ? SizeOf(layout_.units()[u].dtype) : 0;
         },
-        [&](uint32_t u) { return partition.unit(u).shard; }, &homes.parameters);
-    add("parameters", parameters,
+        [&](uint32_t u) { return partition.unit(u).shard; }, {&homes.parameters, &shards});
+    add(config_.stage() == 3 ? "parameters" : "parameters, shard", parameters,
         absl::StrCat(SizeOf(*DTypeFromProto(config_.compute_dtype())), "P/N"));
   }
   const uint64_t g = SizeOf(*DTypeFromProto(config_.accumulator_dtype()));
   add("gradients",
-      Measure([&](uint32_t u) { return partition.unit(u).accumulator == kAbsent ? 0 : g; }, slice),
+      Measure([&](uint32_t u) { return partition.unit(u).accumulator == kAbsent ? 0 : g; }, slice,
+              {nullptr, &slices}),
       absl::StrCat(g, "P", over));
   const bool split = config_.master_form() == model::v1::MASTER_FORM_SPLIT && config_.stage() > 0 &&
                      !config_.tiered();
@@ -199,55 +225,86 @@ absl::Status Ledger::AddWorker(uint32_t w) {
     if (partition.unit(u).master == kAbsent) return 0;
     return partition.unit(u).master_form == MasterForm::kSplit ? 2 : 4;
   };
-  add(split ? "master, low halves" : "master", Measure(master_bytes, slice, &homes.states),
+  add(split ? "master, low halves" : "master",
+      Measure(master_bytes, slice, {&homes.states, &on_gpu.states}),
       absl::StrCat(split ? 2 : 4, "P", over));
   const uint64_t state_bytes = StateElementBytes(partition.state_format());
   for (uint32_t slot = 0; slot < partition.state_slots(); ++slot) {
     add(config_.state_slots(static_cast<int>(slot)),
         Measure(
             [&](uint32_t u) { return partition.unit(u).state[slot] == kAbsent ? 0 : state_bytes; },
-            slice, &homes.states),
+            slice, {&homes.states, &on_gpu.states}),
         absl::StrCat(state_bytes, "P", over));
   }
-  AddScales(partition, holder, homes.scales, sums);
+  AddScales(partition, holder, {homes.scales, on_gpu.scales}, sums);
   if (nvme.has_value()) AddTier(*nvme, holder, w, sums);
-  Add("padding", holder, sums.padding, 0, "");
-  Add("records", holder, partition.totals().records, 0, "");
+  if (gpu) {
+    AddGpu(partition, w, sums);
+  } else {
+    Add("padding", holder, sums.padding, 0, "");
+  }
+  Add("records", holder,
+      partition.totals().records + RegionMemory(WorkerRegion::KIND_DEVICE_COUNTERS, w), 0, "");
   return absl::OkStatus();
+}
+
+// What of the devices' memory is not state are spare images and tables. On the host, what is
+// offloaded has its gradients and parameters while it is updated.
+void Ledger::AddGpu(const PartitionPlan& partition, uint32_t w, const WorkerSums& sums) {
+  const std::string holder = absl::StrCat("worker ", w);
+  const GpuBytes& gpu = plan_.gpus[w - plan_.placement.first_worker()];
+  const uint64_t room = gpu.shared + gpu.states;
+  Add("slots", holder, room - std::min(room, sums.data_at[kGpu]), 0, "", "gpu");
+  const uint64_t region = RegionMemory(WorkerRegion::KIND_PARTITION, w);
+  const uint64_t listed = sums.host + partition.totals().records;
+  Add("offload staging", holder, region - std::min(region, listed), 0, "");
+  Add("device table", holder, RegionMemory(WorkerRegion::KIND_DEVICE_TABLE, w), 0, "");
 }
 
 void Ledger::AddState(const std::string& state, const std::string& holder, const Amount& amount,
                       uint64_t share, const std::string& formula, WorkerSums& sums) {
-  const uint64_t on_host = amount.data - amount.nvme_data;
   // The formula's share is split as the bytes are.
-  const uint64_t of_nvme = amount.nvme_data == 0
-                               ? 0
-                               : static_cast<uint64_t>(static_cast<unsigned __int128>(share) *
-                                                       amount.nvme_data / amount.data);
-  Add(state, holder, on_host, share - of_nvme, formula);
-  Add(state, holder, amount.nvme_data, of_nvme, formula, "nvme");
-  sums.padding += amount.held - amount.nvme_held - on_host;
-  sums.nvme_data += amount.nvme_data;
-  sums.nvme_held += amount.nvme_held;
+  uint64_t of[2] = {0, 0};
+  uint64_t on_host = amount.data;
+  uint64_t held = amount.held;
+  for (const Elsewhere tier : {kNvme, kGpu}) {
+    if (amount.data_at[tier] == 0) continue;
+    of[tier] = static_cast<uint64_t>(static_cast<unsigned __int128>(share) * amount.data_at[tier] /
+                                     amount.data);
+    on_host -= amount.data_at[tier];
+    held -= amount.held_at[tier];
+    sums.data_at[tier] += amount.data_at[tier];
+    sums.held_at[tier] += amount.held_at[tier];
+  }
+  Add(state, holder, on_host, share - of[kNvme] - of[kGpu], formula);
+  for (const Elsewhere tier : {kNvme, kGpu}) {
+    Add(state, holder, amount.data_at[tier], of[tier], formula, kElsewhere[tier]);
+  }
+  sums.host += on_host;
+  sums.padding += held - on_host;
 }
 
 // Files have room for two images of each chunk, with headers, and for spares. Pages that states on
 // the tier share with others stay.
 void Ledger::AddTier(const NvmePlan& nvme, const std::string& holder, uint32_t w,
                      WorkerSums& sums) {
-  Add("slots", holder, nvme.extents().total_bytes() - sums.nvme_data, 0, "", "nvme");
+  Add("slots", holder, nvme.extents().total_bytes() - sums.data_at[kNvme], 0, "", "nvme");
   Add("staging", holder, StagingBytes(plan_, nvme), 0, "");
   Add("slot table", holder, RegionMemory(WorkerRegion::KIND_SLOT_TABLE, w), 0, "");
-  sums.padding += sums.nvme_held - nvme.unbacked_bytes();
+  sums.padding += sums.held_at[kNvme] - nvme.unbacked_bytes();
 }
 
 // One fp32 a block and 8-bit state: 4 / 256 of an element and less than one block a parameter more.
-void Ledger::AddScales(const PartitionPlan& partition, const std::string& holder, uint64_t on_nvme,
-                       WorkerSums& sums) {
+void Ledger::AddScales(const PartitionPlan& partition, const std::string& holder,
+                       const uint64_t (&elsewhere)[2], WorkerSums& sums) {
   uint64_t blocks = 0;
   for (uint32_t u = 0; u < layout_.units().size(); ++u) blocks += partition.unit(u).blocks;
   const uint64_t bytes = blocks * partition.state_slots() * sizeof(float);
-  const Amount amount = {bytes, bytes, bytes, on_nvme, on_nvme};
+  const Amount amount = {bytes,
+                         bytes,
+                         bytes,
+                         {elsewhere[kNvme], elsewhere[kGpu]},
+                         {elsewhere[kNvme], elsewhere[kGpu]}};
   AddState("scales", holder, amount, bytes, "4 a block", sums);
 }
 
@@ -266,7 +323,9 @@ void Ledger::AddIsland(uint32_t island) {
       resident_data += unit.data_elements * SizeOf(unit.dtype);
     }
   }
-  if (config_.stage() == 3 && config_.window() == model::v1::WINDOW_IN_PLACE) {
+  if (config_.data_plane()) {
+    Add("window", holder, window, 0, "");  // of exports; trainers have their own
+  } else if (config_.stage() == 3 && config_.window() == model::v1::WINDOW_IN_PLACE) {
     Add("padding", holder, window - std::min(window, padded), 0, "");  // the workers have the rest
   } else if (config_.stage() == 3) {
     Add("parameters, resident", holder, resident_data, resident_data, "");
@@ -286,6 +345,11 @@ void Ledger::AddRank(uint32_t r) {
   const std::string holder = absl::StrCat("rank ", r);
   Add("window", holder, RegionMemory(WorkerRegion::KIND_GRADIENT_WINDOW, r), 0, "");
   Add("records", holder, RegionMemory(WorkerRegion::KIND_RANK_PAGE, r), 0, "");
+  if (config_.data_plane()) {
+    const TrainerGpuBytes own = TrainerGpuBytesOf(layout_, config_);
+    Add("window", holder, own.parameters, 0, "", "gpu");
+    Add("gradient slots", holder, own.gradients, 0, "", "gpu");
+  }
   const uint64_t local = RegionMemory(WorkerRegion::KIND_LOCAL_ACCUMULATOR, r);
   if (local == 0) return;
   const uint64_t data = layout_.trainable_elements() * sizeof(float);
@@ -309,16 +373,15 @@ uint64_t StagingBytes(const JobPlan& plan, const NvmePlan& nvme) {
 }
 
 uint64_t WindowMemory(const Layout& layout, const model::v1::EngineConfig& config) {
-  if (config.window() == model::v1::WINDOW_IN_PLACE || config.stage() < 3) {
-    return layout.window_bytes();
-  }
+  const bool whole = config.window() == model::v1::WINDOW_IN_PLACE || config.stage() < 3;
+  if (whole && !config.data_plane()) return layout.window_bytes();
   uint64_t resident = 0;
   uint64_t live_elements = config.max_live_elements();
   uint64_t widest = 1;
   for (uint32_t u = 0; u < layout.units().size(); ++u) {
     const Unit& unit = layout.units()[u];
     widest = std::max<uint64_t>(widest, SizeOf(unit.dtype));
-    if (layout.persistent(u, config.persistence_threshold())) {
+    if (!config.data_plane() && layout.persistent(u, config.persistence_threshold())) {
       resident += (unit.bytes() + kWindowAlignment - 1) / kWindowAlignment * kWindowAlignment;
     } else {
       live_elements = std::max(live_elements, unit.elements());

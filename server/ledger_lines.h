@@ -24,7 +24,8 @@ absl::StatusOr<std::vector<model::v1::LedgerLine>> LedgerLines(const JobPlan& pl
 uint64_t StagingBytes(const JobPlan& plan, const NvmePlan& nvme);
 
 // Bytes of memory that an island's parameter window may take: all of it when the parameters at rest
-// lie in it, else the resident units and max_live_elements of the others.
+// lie in it, else the resident units and max_live_elements of the others. With a data plane it is
+// for exports only, and no unit is resident.
 uint64_t WindowMemory(const Layout& layout, const model::v1::EngineConfig& config);
 
 }  // namespace zeroshard

@@ -22,6 +22,7 @@ namespace {
 
 constexpr int kExitBadConfig = 2;
 constexpr int kExitFailed = 1;
+constexpr int kExitNoDevice = 3;  // a GPU that the configuration names cannot be used
 
 int Complain(const absl::Status& status, int code) {
   std::cerr << "zeroshardd: " << status.message() << "\n";
@@ -65,10 +66,12 @@ void AddFlags(CLI::App& app, DaemonFlags& flags, bool& check) {
   app.add_option("--worker-binary", flags.worker_binary,
                  "The zeroshard-worker program (default: beside this one)");
   app.add_option("--device", flags.devices,
-                 "Device with one worker of each job, as cpu:0; may be repeated");
+                 "Device of workers, as cpu:0 or cuda:0; may be repeated; cuda:all");
   app.add_option("--metrics-address", flags.metrics_address, "Address of /metrics, or off");
   app.add_option("--host-memory-limit", flags.host_memory_limit,
                  "Bytes that all jobs together may use, as 64GiB");
+  app.add_option("--gpu-memory-limit", flags.gpu_memory_limit,
+                 "Bytes of each GPU that all jobs together may use, as 60GiB");
   app.add_option("--nvme-path", flags.nvme_paths,
                  "Directory of the NVMe tier, as PATH or PATH=WEIGHT; may be repeated");
   app.add_option("--log-level", flags.log_level, "debug, info, warn, error or off");
@@ -99,7 +102,9 @@ int Main(int argc, char** argv) {
   RaiseDescriptorLimit();
   absl::StatusOr<UniqueFd> signals = SignalDescriptor();
   if (!signals.ok()) return Complain(signals.status(), kExitFailed);
-  absl::StatusOr<std::unique_ptr<Server>> server = Server::Create(*config);
+  absl::StatusOr<std::unique_ptr<NodeGpus>> gpus = FindGpus(*config);
+  if (!gpus.ok()) return Complain(gpus.status(), kExitNoDevice);
+  absl::StatusOr<std::unique_ptr<Server>> server = Server::Create(*config, *std::move(gpus));
   if (!server.ok()) return Complain(server.status(), kExitFailed);
   (*server)->Run(signals->get());
   return 0;

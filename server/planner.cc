@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "base/status.h"
+#include "server/gpu_plan.h"
 #include "server/ledger_lines.h"
 #include "storage/layout_proto.h"
 #include "storage/partition.h"
@@ -44,11 +45,12 @@ void AddRegion(JobPlan& plan, WorkerRegion::Kind kind, uint32_t index, uint32_t 
   plan.regions.push_back({kind, index, island, Pages(bytes), Pages(bytes)});
 }
 
-// The slot table of a worker, the room of its files and its staging. Its partition's plan comes
-// last in `plan`; what rests on the NVMe tier takes no memory there.
-absl::Status AddNvmeTier(const PartitionPlan& partition, uint32_t w, JobPlan& plan) {
+// The slot table of a worker, the room of its files and its staging. `own`: the region of its
+// partition; what rests on the NVMe tier takes no memory there.
+absl::Status AddNvmeTier(const PartitionPlan& partition, size_t own, JobPlan& plan) {
   ZS_ASSIGN_OR_RETURN(const NvmePlan nvme, plan.NvmePlanOf(partition));
-  plan.regions.back().memory -= nvme.unbacked_bytes();
+  const uint32_t w = plan.regions[own].index;
+  plan.regions[own].memory -= nvme.unbacked_bytes();
   AddRegion(plan, WorkerRegion::KIND_SLOT_TABLE, w, plan.workers[w].island(), nvme.table_bytes());
   plan.nvme_bytes.resize(plan.nvme_paths.size());
   for (uint32_t p = 0; p < plan.nvme_bytes.size(); ++p) {
@@ -67,8 +69,9 @@ absl::Status AddRegions(JobPlan& plan) {
     ZS_ASSIGN_OR_RETURN(const PartitionPlan partition,
                         PartitionPlan::Create(layout, plan.config, w, plan.lanes));
     AddRegion(plan, WorkerRegion::KIND_PARTITION, w, plan.workers[w].island(), partition.bytes());
-    if (plan.nvme_paths.empty()) continue;
-    ZS_RETURN_IF_ERROR(AddNvmeTier(partition, w, plan));
+    const size_t own = plan.regions.size() - 1;
+    if (!plan.nvme_paths.empty()) ZS_RETURN_IF_ERROR(AddNvmeTier(partition, own, plan));
+    if (DevicePlan::Exists(plan.config)) ZS_RETURN_IF_ERROR(AddGpu(partition, own, plan));
   }
   for (uint32_t island = 0; island < plan.islands; ++island) {
     if (!plan.has_island(island)) continue;
@@ -135,9 +138,16 @@ absl::StatusOr<JobPlan> MovedPlan(const JobPlan& plan, model::v1::Tier to,
     ZS_ASSIGN_OR_RETURN(
         const PartitionPlan partition,
         PartitionPlan::Create(next.layout.front(), next.config, region.index, next.lanes));
-    ZS_ASSIGN_OR_RETURN(const NvmePlan nvme, next.NvmePlanOf(partition));
-    region.memory = region.bytes - nvme.unbacked_bytes();
-    next.nvme_home.push_back(nvme.home_bytes());
+    region.memory = region.bytes;
+    if (!next.nvme_paths.empty()) {
+      ZS_ASSIGN_OR_RETURN(const NvmePlan nvme, next.NvmePlanOf(partition));
+      region.memory -= nvme.unbacked_bytes();
+      next.nvme_home.push_back(nvme.home_bytes());
+    }
+    if (DevicePlan::Exists(next.config)) {
+      ZS_ASSIGN_OR_RETURN(const DevicePlan device, next.DevicePlanOf(partition));
+      region.memory -= GpuHomesOf(next, partition, device).unbacked_bytes;
+    }
   }
   ZS_ASSIGN_OR_RETURN(next.ledger, LedgerLines(next));
   return next;
@@ -145,7 +155,10 @@ absl::StatusOr<JobPlan> MovedPlan(const JobPlan& plan, model::v1::Tier to,
 
 absl::StatusOr<JobPlan> PlanJob(const PlanInput& input) {
   JobPlan plan;
-  const auto devices = static_cast<uint32_t>(input.devices.size());
+  ZS_ASSIGN_OR_RETURN(plan.config, MakeEngineConfig(input));
+  // On GPUs a worker a rank, on the first of them for now.
+  const uint32_t devices =
+      plan.config.data_plane() ? input.world_size : static_cast<uint32_t>(input.devices.size());
   plan.placement = {input.node, input.nodes, input.world_size / input.nodes, devices};
   plan.manifest = input.manifest;
   plan.lanes = input.lanes;
@@ -155,7 +168,6 @@ absl::StatusOr<JobPlan> PlanJob(const PlanInput& input) {
     plan.scheduler = absl::StrCat("{\"type\": \"", input.config.scheduler.type,
                                   "\", \"params\": ", input.config.scheduler.params_json, "}");
   }
-  ZS_ASSIGN_OR_RETURN(plan.config, MakeEngineConfig(input));
   if (NvmePlan::Exists(plan.config)) {
     if (input.nvme_paths.empty()) {
       return absl::FailedPreconditionError(
@@ -180,6 +192,7 @@ absl::StatusOr<JobPlan> PlanJob(const PlanInput& input) {
   PlaceWorkersAndRanks(input, plan);
   ZS_RETURN_IF_ERROR(AddRegions(plan));
   ZS_ASSIGN_OR_RETURN(plan.ledger, LedgerLines(plan));
+  if (!plan.gpus.empty()) plan.warnings.push_back(GpuProtection(plan));
   return plan;
 }
 

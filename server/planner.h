@@ -4,7 +4,8 @@
 //
 // A pure function of its input; any thread. The ledger's lines of the host tier add up to the
 // memory of all regions and staging, byte for byte: what is not state is named padding, window or
-// records; those of the NVMe tier add up to its files. Of a job that spans daemons each plans its
+// records; those of the NVMe tier add up to its files, those of the gpu tier to what the job takes
+// of its devices. Of a job that spans daemons each plans its
 // own regions and ledger; all else is the same on every one.
 
 #ifndef ZEROSHARD_SERVER_PLANNER_H_
@@ -22,6 +23,7 @@
 #include "server/nvme_paths.h"
 #include "server/placement.h"
 #include "storage/board.h"
+#include "storage/device_plan.h"
 #include "storage/layout.h"
 #include "storage/nvme_plan.h"
 #include "storage/partition.h"
@@ -52,6 +54,14 @@ struct RegionPlan {
   uint64_t memory = 0;  // bytes that may be backed by memory at one time
 };
 
+// Device memory of one worker and its rank.
+struct GpuBytes {
+  uint64_t shared = 0;   // KIND_DEVICE_SHARED
+  uint64_t states = 0;   // KIND_DEVICE_STATES
+  uint64_t trainer = 0;  // the rank's own, at most
+  uint64_t total() const { return shared + states + trainer; }
+};
+
 struct JobPlan {
   Placement placement;
   model::v1::EngineConfig config;
@@ -68,6 +78,7 @@ struct JobPlan {
   std::vector<uint64_t> nvme_home;         // bytes of states that rest there, of each such worker
   uint64_t staging_bytes = 0;              // memory of this node's workers beside the regions
   uint64_t host_limit = 0;                 // of memory_bytes(), also after moves; 0 for none
+  std::vector<GpuBytes> gpus;              // of this node's workers; empty without a data plane
   // Units whose states an operator has moved, and where to.
   std::map<uint32_t, model::v1::Tier> moved;
   std::vector<model::v1::LedgerLine> ledger;
@@ -81,6 +92,10 @@ struct JobPlan {
   uint64_t nvme_total() const;
   // What worker `w` has on the NVMe tier; `partition` is its partition's plan.
   absl::StatusOr<NvmePlan> NvmePlanOf(const PartitionPlan& partition) const;
+  // The same on its device, of a job with a data plane.
+  absl::StatusOr<DevicePlan> DevicePlanOf(const PartitionPlan& partition) const {
+    return DevicePlan::Create(layout.front(), partition, config);
+  }
   // Whether an island lies on this node.
   bool has_island(uint32_t island) const;
 };

@@ -36,8 +36,17 @@ namespace {
 constexpr int kMaxGrpcBytes = 256 << 20;
 constexpr absl::Duration kGrpcGrace = absl::Seconds(2);
 
-uint32_t Lanes(const DaemonConfig& config, const NodeCores& cores) {
-  return config.lanes_per_worker > 0 ? config.lanes_per_worker : cores.LanesFor(config.devices);
+// A driver that has slept may take long for each GPU.
+constexpr absl::Duration kProbeTimeout = absl::Seconds(60);
+
+uint32_t Lanes(const DaemonConfig& config, const NodeCores& cores, const NodeGpus* gpus) {
+  if (config.lanes_per_worker > 0) return config.lanes_per_worker;
+  if (gpus == nullptr) return cores.LanesFor(config.devices);
+  std::vector<std::string> near;  // cores of the GPUs' NUMA nodes
+  for (const Gpu& gpu : gpus->gpus()) {
+    near.push_back(absl::StrCat("cpu:", gpu.numa_node.value_or(0)));
+  }
+  return cores.LanesFor(near);
 }
 
 absl::Status MakeDirectories(const DaemonConfig& config, RunFiles& files) {
@@ -64,6 +73,7 @@ absl::Status RemoveLeftovers(const std::string& path) {
 // In order of construction; destroyed the other way round.
 struct Server::Parts {
   DaemonConfig config;
+  std::unique_ptr<NodeGpus> gpus;  // null where the devices are the host's
   SystemClock clock;
   std::unique_ptr<NvmeStore> nvme;  // outlives the jobs, whose files it removes
   std::unique_ptr<NodeIo> io;       // outlives the loop, as cores does
@@ -166,6 +176,7 @@ absl::Status Server::Parts::StartJobs(UniqueFd descriptor_listener,
   environment.metrics = &metrics;
   ZS_ASSIGN_OR_RETURN(cores, NodeCores::Create());
   environment.cores = cores.get();
+  environment.gpus = gpus.get();
   ZS_RETURN_IF_ERROR(StartTiers(environment));
   if (!config.cluster.alone()) {
     cluster = MakeClusterClient(config.cluster, loop.get());
@@ -213,8 +224,9 @@ absl::Status Server::Parts::StartGrpc() {
   context.peers = &peers;
   context.checkpoints = checkpoints.get();
   context.nvme = nvme.get();
+  context.gpus = gpus.get();
   context.config = &config;
-  context.lanes = Lanes(config, *cores);
+  context.lanes = Lanes(config, *cores, gpus.get());
   context.started_at = loop->Now();
   context.metrics_address = metrics_address;
   trainer_service = MakeTrainerService(&context);
@@ -299,10 +311,26 @@ void Server::Parts::BeginShutdown() {
 Server::Server(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
 Server::~Server() = default;
 
-absl::StatusOr<std::unique_ptr<Server>> Server::Create(const DaemonConfig& config) {
+absl::StatusOr<std::unique_ptr<NodeGpus>> FindGpus(const DaemonConfig& config) {
+  if (KindOf(config.devices) != DeviceKind::kCuda) return nullptr;
+  ZS_ASSIGN_OR_RETURN(const std::string worker_binary, FindWorkerBinary(config.worker_binary));
+  absl::StatusOr<std::vector<Gpu>> found = ProbeGpus(worker_binary, kProbeTimeout);
+  if (!found.ok()) return Annotate(found.status(), absl::StrCat("devices: ", config.devices[0]));
+  return NodeGpus::Create(config.devices, config.gpu_memory_limit, *std::move(found));
+}
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Create(const DaemonConfig& config,
+                                                       std::unique_ptr<NodeGpus> gpus) {
   ZS_ASSIGN_OR_RETURN(const std::string worker_binary, FindWorkerBinary(config.worker_binary));
   auto parts = std::make_unique<Parts>();
   parts->config = config;
+  parts->gpus = std::move(gpus);
+  if (parts->gpus != nullptr) {
+    parts->config.devices = parts->gpus->devices();
+    for (const Gpu& gpu : parts->gpus->gpus()) {
+      LogInfo(absl::StrCat(DescribeGpu(gpu), ": ", HumanBytes(gpu.total_bytes)));
+    }
+  }
   ZS_ASSIGN_OR_RETURN(parts->loop, EventLoop::Create(&parts->clock));
   UniqueFd descriptor_listener;
   ZS_RETURN_IF_ERROR(parts->StartMetrics());

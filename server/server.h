@@ -12,14 +12,20 @@
 
 #include "absl/status/statusor.h"
 #include "server/daemon_config.h"
+#include "server/node_gpus.h"
 
 namespace zeroshard {
+
+// The GPUs that `config` names, probed by the worker program; null where its devices are the
+// host's. Errors as NodeGpus::Create; those and what FindWorkerBinary says.
+absl::StatusOr<std::unique_ptr<NodeGpus>> FindGpus(const DaemonConfig& config);
 
 class Server {
  public:
   // Makes directories, sockets, the metrics endpoint and the journal; on an error nothing of it is
-  // left.
-  static absl::StatusOr<std::unique_ptr<Server>> Create(const DaemonConfig& config);
+  // left. `gpus`: from FindGpus.
+  static absl::StatusOr<std::unique_ptr<Server>> Create(const DaemonConfig& config,
+                                                        std::unique_ptr<NodeGpus> gpus);
 
   // Serves until Stop, or SIGTERM or SIGINT when `shutdown_fd` (a signalfd, or any descriptor that
   // becomes readable) says so. Jobs are ended, workers stopped, sockets removed.

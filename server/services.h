@@ -23,12 +23,15 @@ class Service;
 
 namespace zeroshard {
 
+class NodeGpus;
+
 struct ServiceContext {
   EventLoop* loop = nullptr;
   JobTable* table = nullptr;
   PeerTable* peers = nullptr;
   CheckpointOps* checkpoints = nullptr;
   NvmeStore* nvme = nullptr;
+  NodeGpus* gpus = nullptr;  // null where the devices are the host's
   const DaemonConfig* config = nullptr;
   uint32_t lanes = 1;  // of each worker
   absl::Duration started_at;

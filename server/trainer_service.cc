@@ -22,17 +22,18 @@ using namespace trainer::v1;  // NOLINT(google-build-using-namespace): the messa
 // How often a waiting call looks whether its caller is still there.
 constexpr absl::Duration kCancelPoll = absl::Milliseconds(20);
 
-// The answer of the decision thread to one Attach call.
-class AttachWait {
+// The answer of the decision thread to one call that may have to wait.
+template <typename Reply>
+class Answered {
  public:
-  void Set(absl::StatusOr<AttachReply> result) {
+  void Set(absl::StatusOr<Reply> result) {
     absl::MutexLock lock(&mu_);
     result_ = std::move(result);
     set_ = true;
   }
 
   // The answer, or nothing when there was none within `timeout`.
-  std::optional<absl::StatusOr<AttachReply>> Take(absl::Duration timeout) {
+  std::optional<absl::StatusOr<Reply>> Take(absl::Duration timeout) {
     absl::MutexLock lock(&mu_);
     if (!mu_.AwaitWithTimeout(absl::Condition(&set_), timeout)) return std::nullopt;
     return std::move(result_);
@@ -41,7 +42,7 @@ class AttachWait {
  private:
   absl::Mutex mu_;
   bool set_ ABSL_GUARDED_BY(mu_) = false;
-  absl::StatusOr<AttachReply> result_ ABSL_GUARDED_BY(mu_) = absl::UnknownError("no answer");
+  absl::StatusOr<Reply> result_ ABSL_GUARDED_BY(mu_) = absl::UnknownError("no answer");
 };
 
 class TrainerService final : public Trainer::Service {
@@ -64,6 +65,8 @@ class TrainerService final : public Trainer::Service {
   }
   grpc::Status Watch(grpc::ServerContext* call, const WatchRequest* request,
                      grpc::ServerWriter<WatchEvent>* writer) override;
+  grpc::Status Rendezvous(grpc::ServerContext* call, const RendezvousRequest* request,
+                          RendezvousReply* reply) override;
 
  private:
   template <typename Reply>
@@ -108,7 +111,7 @@ absl::StatusOr<AttachReply> TrainerService::DoAttach(grpc::ServerContext& call,
                       PrepareAttach(request, *context_.config, context_.lanes,
                                     trusted ? PathRight::kAny : PathRight::kListed));
   ZS_ASSIGN_OR_RETURN(const auto admission, AdmitPaths(request.job(), trusted, *prepared.plan));
-  auto wait = std::make_shared<AttachWait>();
+  auto wait = std::make_shared<Answered<AttachReply>>();
   auto attach = std::make_shared<AttachCall>();
   attach->id = next_attach_.fetch_add(1);
   attach->rank = request.rank();
@@ -116,6 +119,8 @@ absl::StatusOr<AttachReply> TrainerService::DoAttach(grpc::ServerContext& call,
   attach->spec = prepared.spec;
   attach->plan = prepared.plan;
   attach->nvme = admission;
+  attach->device = request.device();
+  attach->gave_up = request.gave_up();
   const absl::Duration timeout = request.timeout_ms() == 0
                                      ? context_.config->attach_timeout
                                      : absl::Milliseconds(request.timeout_ms());
@@ -176,6 +181,26 @@ grpc::Status TrainerService::Watch(grpc::ServerContext* call, const WatchRequest
     if (event && !writer->Write(*event)) break;
   }
   return grpc::Status::OK;
+}
+
+grpc::Status TrainerService::Rendezvous(grpc::ServerContext* call, const RendezvousRequest* request,
+                                        RendezvousReply* reply) {
+  auto wait = std::make_shared<Answered<std::string>>();
+  const auto done = [wait](const absl::StatusOr<std::string>& value) { wait->Set(value); };
+  JobTable* const table = context_.table;
+  const bool posted = context_.loop->Post([table, done, request = *request] {
+    const absl::StatusOr<JobHost*> job = table->Find(request.job());
+    job.ok() ? (*job)->Rendezvous(request, done) : done(job.status());
+  });
+  if (!posted) return ToGrpc(absl::UnavailableError("the daemon is shutting down"));
+  while (!call->IsCancelled()) {
+    std::optional<absl::StatusOr<std::string>> value = wait->Take(kCancelPoll);
+    if (!value) continue;
+    if (!value->ok()) return ToGrpc(value->status());
+    reply->set_value(**value);
+    return grpc::Status::OK;
+  }
+  return ToGrpc(absl::CancelledError("the caller has gone"));
 }
 
 }  // namespace

@@ -246,7 +246,7 @@ void AddCommands(CLI::App& app, Options& options, Action& chosen) {
           &Command::Move);
   move->add_option("job", options.job, "Name of the job")->required();
   move->add_option("--state", options.state, "optimizer: masters and optimizer states (default)");
-  move->add_option("--to", options.to, "host or nvme")->required();
+  move->add_option("--to", options.to, "gpu, host or nvme")->required();
   move->add_option("--unit", options.units,
                    "Unit by index, or by the name of a parameter or module; may be repeated "
                    "(default: all)");

@@ -1,6 +1,8 @@
 #include "client/cli/views.h"
 
 #include <map>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -74,21 +76,25 @@ std::string FormsText(const model::v1::EngineConfig& config) {
   return absl::StrCat(text, "\n");
 }
 
-// Where states on NVMe are now, and what holds the job up.
-std::string NvmeText(const admin::v1::GetJobReply& reply) {
+// What of the states is on GPUs and on NVMe now, and what holds the job up.
+std::string PlacesText(const admin::v1::GetJobReply& reply) {
   const auto counter = [&](const char* name) {
     const auto it = reply.counters().find(name);
     return it == reply.counters().end() ? uint64_t{0} : it->second;
   };
-  std::string text;
-  if (reply.counters().contains("nvme_state_bytes")) {
-    text = absl::StrCat(ReadableBytes(counter("nvme_state_bytes")), " of state on nvme now");
-    if (reply.moving()) {
-      absl::StrAppend(&text, ", ", ReadableBytes(counter("move_left_bytes")),
-                      " still to be moved to another tier");
-    }
-    absl::StrAppend(&text, "\n");
+  std::vector<std::string> parts;
+  for (const char* tier : {"gpu", "nvme"}) {
+    const std::string name = absl::StrCat(tier, "_state_bytes");
+    if (!reply.counters().contains(name)) continue;
+    parts.push_back(absl::StrCat(ReadableBytes(counter(name.c_str())), " of state on ", tier));
   }
+  if (!parts.empty()) parts.back() += " now";
+  if (!parts.empty() && reply.moving()) {
+    parts.push_back(absl::StrCat(ReadableBytes(counter("move_left_bytes")),
+                                 " still to be moved to another tier"));
+  }
+  std::string text = absl::StrJoin(parts, ", ");
+  if (!text.empty()) absl::StrAppend(&text, "\n");
   for (const std::string& note : reply.notes()) absl::StrAppend(&text, "note: ", note, "\n");
   return text;
 }
@@ -101,10 +107,16 @@ std::string TierJobsText(const admin::v1::ListTiersReply& reply) {
     return bytes.has_value() ? absl::StrCat(*bytes) : std::string("-");
   };
   TextTable nvme({"job", "room on nvme", "states there now"});
+  TextTable gpu({"job", "room on gpu", "states there now"});
   bool any = false;
+  bool any_gpu = false;
   for (const auto& job : reply.jobs()) {
     const StateForms forms = StateFormsOf(job.config());
     any |= job.nvme_bytes() > 0;
+    any_gpu |= job.gpu_bytes() > 0;
+    if (job.gpu_bytes() > 0) {
+      gpu.Add({job.name(), ReadableBytes(job.gpu_bytes()), ReadableBytes(job.gpu_state_bytes())});
+    }
     if (job.nvme_bytes() > 0) {
       nvme.Add(
           {job.name(), ReadableBytes(job.nvme_bytes()), ReadableBytes(job.nvme_state_bytes())});
@@ -118,7 +130,7 @@ std::string TierJobsText(const admin::v1::ListTiersReply& reply) {
                       "bytes a trainable parameter, before it is divided over the workers: the "
                       "parameter, its accumulator (G), master and states (K), and K with a split "
                       "and with an fp32 master\n",
-                      any ? "\n" + nvme.Text() : "");
+                      any_gpu ? "\n" + gpu.Text() : "", any ? "\n" + nvme.Text() : "");
 }
 
 }  // namespace
@@ -152,7 +164,7 @@ std::string JobText(const admin::v1::GetJobReply& reply) {
                       job.step(), ", generation ", job.generation(), ", stage ", job.stage(), ", ",
                       ReadableCount(job.parameters()), " parameters, loss scale ",
                       reply.loss_scale(), ", gradient norm ", reply.grad_norm(), "\n",
-                      FormsText(reply.config()), NvmeText(reply), "\n", MembersText(reply), "\n",
+                      FormsText(reply.config()), PlacesText(reply), "\n", MembersText(reply), "\n",
                       LedgerText(reply), "\n", CountersText(reply), Warnings(reply.warnings()));
 }
 

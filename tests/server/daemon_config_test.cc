@@ -72,6 +72,20 @@ TEST(DaemonConfig, FlagsWinOverTheFile) {
   EXPECT_THAT(config->devices, ElementsAre("cpu:3"));
 }
 
+TEST(DaemonConfig, Gpus) {
+  const auto config = Load(
+      "devices: [\"cuda:0\", \"cuda:3\"]\ngpu_memory_limit: 60GiB\n"
+      "job_gpu_limit: 20GiB\nrun_dir: /run/z\n");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(KindOf(config->devices), DeviceKind::kCuda);
+  EXPECT_EQ(config->gpu_memory_limit, uint64_t{60} << 30);
+  EXPECT_EQ(config->job_gpu_limit, uint64_t{20} << 30);
+  const auto again = Load(DaemonConfigText(*config));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(DaemonConfigText(*again), DaemonConfigText(*config));
+  EXPECT_TRUE(Load("devices: [\"cuda:all\"]\n").ok());
+}
+
 TEST(DaemonConfig, WhatItPrintsItReads) {
   const auto config =
       Load("devices: [\"cpu:0\", \"cpu:1\"]\nrun_dir: /run/z\nlanes_per_worker: 3\n");
@@ -183,7 +197,10 @@ TEST_P(DaemonConfigRefuses, NamingKeyAndValue) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, DaemonConfigRefuses,
-    testing::Values(BadCase{"devices: [\"cuda:0\"]", "devices", "cuda:0"},
+    testing::Values(BadCase{"devices: [\"rocm:0\"]", "devices", "rocm:0"},
+                    BadCase{"devices: [\"cuda:x\"]", "devices", "cuda:x"},
+                    BadCase{"devices: [\"cuda:0\", \"cpu:0\"]", "devices", "two kinds"},
+                    BadCase{"devices: [\"cuda:all\", \"cuda:0\"]", "devices", "no other device"},
                     BadCase{"devices: [\"cpu:00\"]", "devices", "cpu:00"},
                     BadCase{"devices: [\"cpu:-1\"]", "devices", "cpu:-1"},
                     BadCase{"devices: []", "devices", "at least one"},

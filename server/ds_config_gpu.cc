@@ -1,0 +1,73 @@
+#include <string>
+#include <string_view>
+
+#include "server/ds_config_settings.h"
+#include "server/text.h"
+
+// Part of step 6: what a job on GPUs cannot be, and why.
+
+namespace zeroshard {
+namespace {
+
+constexpr std::string_view kStage = "zero_optimization.stage";
+constexpr std::string_view kParamDevice = "zero_optimization.offload_param.device";
+constexpr std::string_view kOptimizerDevice = "zero_optimization.offload_optimizer.device";
+constexpr std::string_view kOptimizerPath = "zero_optimization.offload_optimizer.nvme_path";
+constexpr std::string_view kMaster = "zeroshard.master";
+constexpr std::string_view kWindow = "zeroshard.window";
+constexpr std::string_view kTransport = "zeroshard.transport";
+constexpr std::string_view kDurability = "zeroshard.durability";
+
+// The key has this value, which a job on GPUs cannot have for `reason`.
+void Refuse(std::string_view key, std::string_view value, std::string_view reason,
+            const Settings& settings, Findings& findings) {
+  if (settings.Text(key) != value) return;
+  findings.Error(settings.At(key), Concat(key, " is ", JsonQuote(value), ", and ", reason));
+}
+
+}  // namespace
+
+void CheckGpu(const Settings& settings, Findings& findings) {
+  if (settings.devices != DeviceKind::kCuda) {
+    NameIdle({"zeroshard.gpu_limit"}, "the daemon has no GPUs (devices)", settings, findings);
+    return;
+  }
+  const std::int64_t stage = settings.Int(kStage);
+  if (stage == 0) {
+    findings.Error(settings.At(kStage),
+                   Concat(kStage,
+                          " is 0, and a worker on a GPU holds its part of the optimizer states, "
+                          "never all of them; write 1, 2 or 3 (stage 0 works on the host: devices "
+                          "cpu)"));
+  }
+  for (const std::string_view device : {"cpu", "nvme"}) {
+    if (stage < 3) break;
+    Refuse(kParamDevice, device,
+           "parameters of a job on GPUs rest in GPU memory in this build; write \"none\". "
+           "offload_optimizer takes most of the states off the GPU",
+           settings, findings);
+  }
+  Refuse(kMaster, "none",
+         "on a GPU an update goes to another place than it comes from, so that it can be done "
+         "again, for which parameters need a master; write \"auto\"",
+         settings, findings);
+  Refuse(kWindow, "in_place",
+         "trainers on GPUs gather parameters into memory of their own; leave the window to "
+         "\"auto\"",
+         settings, findings);
+  Refuse(kTransport, "gloo",
+         "ranks on GPUs exchange over NCCL, and their workers share memory; leave the transport "
+         "to \"auto\"",
+         settings, findings);
+  Refuse(kDurability, "power",
+         "committed steps of jobs on GPUs do not survive the loss of power in this build; write "
+         "\"process\", and save checkpoints",
+         settings, findings);
+  if (settings.Text(kOptimizerDevice) != "nvme") {
+    NameIdle({kOptimizerPath},
+             "states of a job on GPUs are on nvme from its start or not at all (device nvme)",
+             settings, findings);
+  }
+}
+
+}  // namespace zeroshard

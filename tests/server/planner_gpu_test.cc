@@ -1,0 +1,270 @@
+// Jobs on GPUs: what is refused, where their states rest, and that every byte is accounted for.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "base/status.h"
+#include "server/gpu_plan.h"
+#include "server/ledger_lines.h"
+#include "server/planner.h"
+#include "storage/device_counters.h"
+
+namespace zeroshard {
+namespace {
+
+using internal::v1::WorkerRegion;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// One bf16 parameter of 512 * 512 elements: two chunks of 65,536 elements for each of two workers.
+absl::StatusOr<PlanInput> Input(const std::string& zero, const std::string& more = "") {
+  PlanInput input;
+  ZS_ASSIGN_OR_RETURN(
+      input.config,
+      ParseDsConfig(absl::StrCat(R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true},
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, )",
+                                 more, R"("zero_optimization": {)", zero, "}}"),
+                    {}, DeviceKind::kCuda));
+  model::v1::Parameter* parameter = input.manifest.add_parameters();
+  parameter->set_name("w");
+  parameter->add_shape(512);
+  parameter->add_shape(512);
+  parameter->set_dtype(model::v1::DTYPE_BFLOAT16);
+  parameter->set_trainable(true);
+  parameter->set_module("w");
+  input.manifest.add_groups();
+  input.world_size = 2;
+  input.local_ranks = 2;
+  input.devices = {"cuda:0", "cuda:1"};
+  input.nvme_paths = {{.path = "/a"}};
+  return input;
+}
+
+JobPlan Plan(const std::string& zero, const std::string& more = "") {
+  const absl::StatusOr<PlanInput> input = Input(zero, more);
+  EXPECT_TRUE(input.ok()) << input.status();
+  if (!input.ok()) return JobPlan();
+  absl::StatusOr<JobPlan> plan = PlanJob(*input);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return plan.ok() ? *std::move(plan) : JobPlan();
+}
+
+// Bytes by "holder state tier"; whatever the job, all tiers add up.
+std::map<std::string, uint64_t> Lines(const JobPlan& plan) {
+  std::map<std::string, uint64_t> lines;
+  std::map<std::string, uint64_t> tiers;
+  for (const auto& line : plan.ledger) {
+    lines[absl::StrCat(line.holder(), " ", line.state(), " ", line.tier())] += line.bytes();
+    tiers[line.tier()] += line.bytes();
+  }
+  uint64_t gpu = 0;
+  for (const GpuBytes& bytes : plan.gpus) gpu += bytes.total();
+  EXPECT_EQ(tiers["host"], plan.memory_bytes());
+  EXPECT_EQ(tiers["nvme"], plan.nvme_total());
+  EXPECT_EQ(tiers["gpu"], gpu);
+  return lines;
+}
+
+constexpr uint64_t kHalf = 512 * 512 / 2;  // elements of a worker
+
+TEST(PlannerGpu, WithoutOffloadEverythingRestsOnTheGpu) {
+  const JobPlan plan = Plan(R"("stage": 3)");
+  EXPECT_TRUE(plan.config.data_plane());
+  EXPECT_TRUE(plan.config.tiered());
+  EXPECT_EQ(plan.config.optimizer_tier(), model::v1::TIER_GPU);
+  EXPECT_EQ(plan.config.parameter_tier(), model::v1::TIER_GPU);
+  EXPECT_EQ(plan.config.window(), model::v1::WINDOW_COPY);
+  ASSERT_EQ(plan.workers.size(), 2u);
+  EXPECT_EQ(plan.workers[1].device(), "cuda:1");
+  EXPECT_EQ(plan.ranks[1].home_worker(), 1u);
+  EXPECT_EQ(plan.islands, 1u);
+  auto lines = Lines(plan);
+  EXPECT_EQ(lines["worker 0 parameters gpu"], kHalf * 2);
+  EXPECT_EQ(lines["worker 0 gradients gpu"], kHalf * 4);
+  EXPECT_EQ(lines["worker 1 master gpu"], kHalf * 4);
+  EXPECT_EQ(lines["worker 1 exp_avg gpu"], kHalf * 4);
+  EXPECT_EQ(lines["worker 1 exp_avg_sq gpu"], kHalf * 4);
+  EXPECT_EQ(lines.count("worker 1 exp_avg_sq host"), 0u);
+  EXPECT_EQ(lines["rank 0 window gpu"], uint64_t{2} << 20) << "one page of the device";
+  EXPECT_GT(lines["worker 0 slots gpu"], 0u);
+  const JobPlan offloaded = Plan(R"("stage": 3, "offload_optimizer": {"device": "cpu"})");
+  // States, and gradients and parameters while they are updated, but for pages that others share.
+  EXPECT_NEAR(static_cast<double>(offloaded.memory_bytes() - plan.memory_bytes()),
+              2 * kHalf * (3 * 4 + 4 + 2), 8 * 4096);
+}
+
+TEST(PlannerGpu, WhatTheServerMakesForEachWorker) {
+  const JobPlan plan = Plan(R"("stage": 2)");
+  std::map<WorkerRegion::Kind, int> kinds;
+  for (const RegionPlan& region : plan.regions) ++kinds[region.kind];
+  EXPECT_EQ(kinds[WorkerRegion::KIND_DEVICE_TABLE], 2);
+  EXPECT_EQ(kinds[WorkerRegion::KIND_DEVICE_COUNTERS], 2);
+  EXPECT_EQ(kinds[WorkerRegion::KIND_DEVICE_SHARED], 0) << "the worker makes it";
+  EXPECT_EQ(kinds[WorkerRegion::KIND_LOCAL_ACCUMULATOR], 0);
+  for (const RegionPlan& region : plan.regions) {
+    if (region.kind != WorkerRegion::KIND_DEVICE_COUNTERS) continue;
+    EXPECT_EQ(region.bytes, kDeviceCounterBytes);
+  }
+  EXPECT_EQ(plan.gpus.size(), 2u);
+  EXPECT_GT(plan.gpus[0].shared, 0u);
+  EXPECT_GT(plan.gpus[0].states, 0u);
+}
+
+TEST(PlannerGpu, AnOffloadedOptimizerRestsOnTheHost) {
+  const JobPlan gpu = Plan(R"("stage": 2)");
+  const JobPlan plan = Plan(R"("stage": 2, "offload_optimizer": {"device": "cpu"})");
+  EXPECT_EQ(plan.config.optimizer_tier(), model::v1::TIER_HOST);
+  EXPECT_EQ(plan.config.optimizer_ratio(), 1.0);
+  auto lines = Lines(plan);
+  EXPECT_EQ(lines["worker 0 master host"], kHalf * 4);
+  EXPECT_EQ(lines["worker 0 exp_avg host"], kHalf * 4);
+  EXPECT_EQ(lines.count("worker 0 exp_avg gpu"), 0u);
+  EXPECT_EQ(lines["worker 0 gradients gpu"], kHalf * 4);
+  EXPECT_EQ(lines["worker 0 parameters, shard gpu"], kHalf * 2);
+  EXPECT_GE(lines["worker 0 offload staging host"], kHalf * (4 + 2)) << "gradients and parameters";
+  EXPECT_LT(plan.gpus[0].states, gpu.gpus[0].states);
+}
+
+TEST(PlannerGpu, APartOfTheStatesIsOffloaded) {
+  auto lines = Lines(Plan(R"("stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5})"));
+  EXPECT_EQ(lines["worker 0 exp_avg host"], kHalf * 4 / 2);
+  EXPECT_EQ(lines["worker 0 exp_avg gpu"], kHalf * 4 / 2);
+}
+
+TEST(PlannerGpu, StatesOnNvmeLeaveTheRestOnTheGpu) {
+  const JobPlan plan = Plan(R"("stage": 3, "offload_optimizer": {"device": "nvme", "ratio": 0.5})");
+  EXPECT_EQ(plan.config.optimizer_tier(), model::v1::TIER_NVME);
+  EXPECT_EQ(plan.nvme_paths.size(), 1u);
+  auto lines = Lines(plan);
+  EXPECT_EQ(lines["worker 0 exp_avg nvme"], kHalf * 4 / 2);
+  EXPECT_EQ(lines["worker 0 exp_avg gpu"], kHalf * 4 / 2);
+  EXPECT_EQ(lines.count("worker 0 exp_avg host"), 0u);
+}
+
+TEST(PlannerGpu, ARatioOf0OffloadsNothing) {
+  const JobPlan plan = Plan(R"("stage": 3, "offload_optimizer": {"device": "nvme", "ratio": 0.0})");
+  EXPECT_EQ(plan.config.optimizer_tier(), model::v1::TIER_GPU);
+  EXPECT_TRUE(plan.nvme_paths.empty());
+  Lines(plan);
+}
+
+TEST(PlannerGpu, EightBitStatesCountTheirScalesWhereTheyRest) {
+  auto lines = Lines(Plan(R"("stage": 3)", R"("zeroshard": {"optimizer_states": "int8"}, )"));
+  EXPECT_EQ(lines["worker 0 exp_avg gpu"], kHalf);
+  EXPECT_EQ(lines["worker 0 scales gpu"], kHalf / 256 * 2 * 4);
+}
+
+TEST(PlannerGpu, StagesOneAndTwoKeepAllParametersInEveryTrainer) {
+  const JobPlan plan = Plan(R"("stage": 1)", R"("gradient_accumulation_steps": 2, )");
+  const TrainerGpuBytes own = TrainerGpuBytesOf(plan.layout.front(), plan.config);
+  EXPECT_GE(own.parameters, 512u * 512 * 2);
+  EXPECT_GE(own.gradients, 512u * 512 * 4) << "with the sum over micro-steps";
+  Lines(plan);
+}
+
+TEST(PlannerGpu, AMovedUnitIsCountedWhereItGoes) {
+  const JobPlan plan = Plan(R"("stage": 3)");
+  const absl::StatusOr<JobPlan> moved = MovedPlan(plan, model::v1::TIER_HOST, {0});
+  ASSERT_TRUE(moved.ok()) << moved.status();
+  auto lines = Lines(*moved);
+  EXPECT_EQ(lines["worker 0 exp_avg host"], kHalf * 4);
+  EXPECT_GT(moved->memory_bytes(), plan.memory_bytes());
+  const absl::StatusOr<JobPlan> back = MovedPlan(*moved, model::v1::TIER_GPU, {0});
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(back->memory_bytes(), plan.memory_bytes());
+}
+
+TEST(PlannerGpu, AForwardOnlyJobHasParametersAlone) {
+  absl::StatusOr<PlanInput> input = Input(R"("stage": 3)");
+  ASSERT_TRUE(input.ok());
+  input->forward_only = true;
+  const absl::StatusOr<JobPlan> plan = PlanJob(*input);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  auto lines = Lines(*plan);
+  EXPECT_EQ(lines["worker 0 parameters gpu"], kHalf * 2);
+  EXPECT_EQ(lines.count("worker 0 gradients gpu"), 0u);
+}
+
+TEST(PlannerGpu, WhatProtectsTheStatesIsSaid) {
+  const auto warnings = [](const JobPlan& plan) { return absl::StrJoin(plan.warnings, "\n"); };
+  EXPECT_THAT(
+      warnings(Plan(R"("stage": 3)")),
+      AllOf(HasSubstr("survive the death of trainers and workers"), HasSubstr("lost with a GPU")));
+  EXPECT_THAT(warnings(Plan(R"("stage": 3, "offload_optimizer": {"device": "cpu"})")),
+              HasSubstr("optimizer states, which are not there"));
+}
+
+TEST(PlannerGpu, MoreRanksThanGpusAreRefused) {
+  absl::StatusOr<PlanInput> input = Input(R"("stage": 3)");
+  ASSERT_TRUE(input.ok());
+  input->world_size = input->local_ranks = 3;
+  EXPECT_THAT(std::string(PlanJob(*input).status().message()),
+              HasSubstr("has 3 ranks and the daemon 2 GPUs"));
+}
+
+TEST(PlannerGpu, FewerRanksThanGpusHaveAsManyWorkers) {
+  absl::StatusOr<PlanInput> input = Input(R"("stage": 3)");
+  ASSERT_TRUE(input.ok());
+  input->world_size = input->local_ranks = 1;
+  const absl::StatusOr<JobPlan> plan = PlanJob(*input);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->workers.size(), 1u);
+  EXPECT_EQ(plan->placement.workers, 1u);
+}
+
+TEST(PlannerGpu, SeveralDaemonsAreRefused) {
+  absl::StatusOr<PlanInput> input = Input(R"("stage": 3)");
+  ASSERT_TRUE(input.ok());
+  input->nodes = 2;
+  input->world_size = 4;
+  EXPECT_THAT(std::string(PlanJob(*input).status().message()),
+              AllOf(HasSubstr("spans 2 daemons"), HasSubstr("GPUs")));
+}
+
+struct Refusal {
+  const char* zero;
+  const char* more;
+  const char* key;
+  const char* reason;
+};
+
+class PlannerGpuRefuses : public ::testing::TestWithParam<Refusal> {};
+
+TEST_P(PlannerGpuRefuses, WithKeyAndReason) {
+  const absl::StatusOr<PlanInput> input = Input(GetParam().zero, GetParam().more);
+  ASSERT_FALSE(input.ok());
+  EXPECT_THAT(std::string(input.status().message()),
+              AllOf(HasSubstr(GetParam().key), HasSubstr(GetParam().reason)));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, PlannerGpuRefuses,
+    ::testing::Values(Refusal{R"("stage": 0)", "", "zero_optimization.stage", "write 1, 2 or 3"},
+                      Refusal{R"("stage": 3, "offload_param": {"device": "cpu"})", "",
+                              "offload_param.device", "rest in GPU memory"},
+                      Refusal{R"("stage": 3, "offload_param": {"device": "nvme"})", "",
+                              "offload_param.device", "rest in GPU memory"},
+                      Refusal{R"("stage": 3)", R"("zeroshard": {"master": "none"}, )",
+                              "zeroshard.master", "need a master"},
+                      Refusal{R"("stage": 3)", R"("zeroshard": {"window": "in_place"}, )",
+                              "zeroshard.window", "memory of their own"},
+                      Refusal{R"("stage": 3)", R"("zeroshard": {"transport": "gloo"}, )",
+                              "zeroshard.transport", "NCCL"},
+                      Refusal{R"("stage": 3, "offload_optimizer": {"device": "nvme"})",
+                              R"("zeroshard": {"durability": "power"}, )", "zeroshard.durability",
+                              "loss of power"}));
+
+TEST(PlannerGpu, WhatHasNoEffectOnGpusIsNamed) {
+  const absl::StatusOr<PlanInput> input =
+      Input(R"("stage": 3, "offload_optimizer": {"device": "cpu", "nvme_path": "/a"})");
+  ASSERT_TRUE(input.ok()) << input.status();
+  EXPECT_THAT(absl::StrJoin(input->config.warnings, "\n"),
+              AllOf(HasSubstr("offload_optimizer.nvme_path"), HasSubstr("from its start")));
+}
+
+}  // namespace
+}  // namespace zeroshard
