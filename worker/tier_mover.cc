@@ -65,9 +65,11 @@ void TierMover::Start(TierMove* move) {
 
 std::vector<TierMove*> TierMover::Turn(absl::Duration wait) {
   Begin();
-  Reap(ended_.empty() ? wait : absl::ZeroDuration());
-  // What has ended made room. Transfers that were begun together are handed over by the wait.
-  if (Begin() && !options_.config.single_submit()) Reap(absl::ZeroDuration());
+  // Parts of moves that have ended made room, too.
+  for (bool some = Reap(ended_.empty() ? wait : absl::ZeroDuration()); some && ended_.empty();) {
+    Begin();
+    some = Reap(absl::ZeroDuration());
+  }
   return std::exchange(ended_, {});
 }
 
@@ -85,10 +87,9 @@ std::vector<TierMove*> TierMover::Withdraw() {
   return taken;
 }
 
-bool TierMover::Begin() {
+void TierMover::Begin() {
   gate_wait_ = absl::InfiniteDuration();
   const auto count = static_cast<uint32_t>(paths_.size());
-  bool begun = false;
   for (bool progress = true; progress;) {
     progress = false;
     for (uint32_t i = 0; i < count; ++i) {
@@ -96,10 +97,8 @@ bool TierMover::Begin() {
       const int first = in_flight_[0] > in_flight_[1] ? 1 : 0;
       for (const int direction : {first, 1 - first}) progress |= BeginOne(path, direction);
     }
-    begun |= progress;
   }
   next_path_ = (next_path_ + 1) % count;
-  return begun;
 }
 
 bool TierMover::BeginOne(uint32_t path, int direction) {
@@ -135,6 +134,9 @@ bool TierMover::BeginOne(uint32_t path, int direction) {
 }
 
 absl::Status TierMover::Submit(TierMove* move, uint64_t bytes) {
+  // A drive that has nothing to do gets two transfers before the others are handed over: the kernel
+  // takes some microseconds for each.
+  const bool drive_waits = in_flight_[0] + in_flight_[1] == 1;
   ZS_RETURN_IF_ERROR(queue_->Submit({.operation = move->operation,
                                      .fd = fds_[move->path],
                                      .memory = move->memory + move->submitted,
@@ -142,7 +144,7 @@ absl::Status TierMover::Submit(TierMove* move, uint64_t bytes) {
                                      .offset = move->offset + move->submitted,
                                      .tag = reinterpret_cast<uint64_t>(move),
                                      .deadline = Deadline::After(options_.io_timeout),
-                                     .more = !options_.config.single_submit()}));
+                                     .more = !options_.config.single_submit() && !drive_waits}));
   move->submitted += bytes;
   ++move->in_flight;
   ++in_flight_[DirectionOf(*move)];
@@ -151,21 +153,23 @@ absl::Status TierMover::Submit(TierMove* move, uint64_t bytes) {
   return absl::OkStatus();
 }
 
-void TierMover::Reap(absl::Duration wait) {
+bool TierMover::Reap(absl::Duration wait) {
   const uint32_t in_flight = in_flight_[0] + in_flight_[1];
   wait = std::min(wait, gate_wait_);
   if (in_flight == 0) {
     if (wait > absl::ZeroDuration() && wait < absl::InfiniteDuration()) absl::SleepFor(wait);
-    return;
+    return false;
   }
   size_t min = wait > absl::ZeroDuration() ? 1 : 0;
   // Completions are waited for in groups, so that there are fewer wakes.
   if (min > 0 && !options_.config.overlap_events()) {
     min = std::max<size_t>(1, std::max(in_flight_[0], in_flight_[1]) / 2);
   }
-  for (const IoCompletion& done : queue_->Wait(min, Deadline::After(wait))) {
+  const std::vector<IoCompletion> completions = queue_->Wait(min, Deadline::After(wait));
+  for (const IoCompletion& done : completions) {
     OnCompletion(reinterpret_cast<TierMove*>(done.tag), done.status);
   }
+  return !completions.empty();
 }
 
 void TierMover::OnCompletion(TierMove* move, const absl::Status& status) {

@@ -63,6 +63,8 @@ class TierMover {
 
   void Start(TierMove* move);
   // Begins what may be begun, waits at most `wait` for something to end, returns what has ended.
+  // More may have ended than it returns: called again until it returns nothing, all the room there
+  // is has been used.
   std::vector<TierMove*> Turn(absl::Duration wait);
   // Takes back what has not begun.
   std::vector<TierMove*> Withdraw();
@@ -85,13 +87,14 @@ class TierMover {
     absl::Duration busy_since;  // of SystemClock
   };
 
-  // Begins all that may be begun; whether there was any.
-  bool Begin();
+  // Begins all that may be begun.
+  void Begin();
   // Begins one transfer of the path; false when it cannot.
   bool BeginOne(uint32_t path, int direction);
   absl::Status Submit(TierMove* move, uint64_t bytes);
   void End(TierMove* move);
-  void Reap(absl::Duration wait);
+  // Whether a transfer has ended.
+  bool Reap(absl::Duration wait);
   void OnCompletion(TierMove* move, const absl::Status& status);
 
   const NvmeTierOptions& options_;

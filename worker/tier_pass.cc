@@ -245,20 +245,27 @@ void TierPass::StartWrites(Entry& entry) {
 }
 
 void TierPass::Wait() {
-  if (MayCompute() && !blocked_since_.has_value()) {
-    for (TierMove* move : mover_.Turn(absl::ZeroDuration())) OnEnded(move);
-    return;
-  }
+  const bool blocked = blocked_since_.has_value();
+  const bool idle = blocked || !MayCompute();
   if (!error_.ok()) {
     for (TierMove* move : mover_.Withdraw()) OnWithdrawn(move);
   }
   const absl::Duration begin = Now();
-  for (TierMove* move : mover_.Turn(blocked_since_.has_value() ? kDrainSlice : kSlice)) {
-    OnEnded(move);
+  const absl::Duration wait = blocked ? kDrainSlice : kSlice;
+  std::vector<TierMove*> ended = mover_.Turn(idle ? wait : absl::ZeroDuration());
+  if (idle) counters_.waiting += Now() - begin;
+  // Drives often end all that they were given at once. What takes its place is begun before this
+  // thread computes, or they would stand still meanwhile.
+  while (!ended.empty()) {
+    for (TierMove* move : ended) OnEnded(move);
+    if (!error_.ok()) break;
+    Admit();
+    ended = mover_.Turn(absl::ZeroDuration());
   }
-  counters_.waiting += Now() - begin;
-  store_.Tick();
-  options_.beat();
+  if (idle) {
+    store_.Tick();
+    options_.beat();
+  }
 }
 
 // Which entry a move belongs to is found by its address.

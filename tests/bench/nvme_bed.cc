@@ -159,17 +159,24 @@ void NvmeBed::Transfer(bool write) {
     move->bytes = bytes;
     mover_->Start(move);
   };
-  for (uint64_t next = 0; next < images_ || free.size() < moves.size();) {
+  uint64_t next = 0;
+  const auto read_ahead = [&] {
     for (; next < images_ && !free.empty(); free.pop_back(), ++next) {
       start(free.back(), next, IoOperation::kRead);
     }
-    for (TierMove* move : mover_->Turn(absl::Milliseconds(50))) {
-      MustBeOk(move->status);
-      if (write && move->operation == IoOperation::kRead) {
-        start(move, (move->offset - slots.read) / (2 * bytes), IoOperation::kWrite);
-      } else {
-        free.push_back(move);
+  };
+  for (read_ahead(); free.size() < moves.size();) {
+    std::vector<TierMove*> ended = mover_->Turn(absl::Milliseconds(50));
+    for (; !ended.empty(); ended = mover_->Turn(absl::ZeroDuration())) {
+      for (TierMove* move : ended) {
+        MustBeOk(move->status);
+        if (write && move->operation == IoOperation::kRead) {
+          start(move, (move->offset - slots.read) / (2 * bytes), IoOperation::kWrite);
+        } else {
+          free.push_back(move);
+        }
       }
+      read_ahead();
     }
   }
 }

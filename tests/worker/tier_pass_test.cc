@@ -1,0 +1,121 @@
+#include "worker/nvme_tier.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/worker/tier_fixture.h"
+
+namespace zeroshard {
+namespace {
+
+constexpr uint32_t kDepth = 4;  // in each direction
+
+// A drive that ends all that it was given at once, and shows one of them at the first look.
+class WaveQueue final : public IoQueue {
+ public:
+  explicit WaveQueue(size_t depth) : depth_(depth) {}
+
+  absl::Status Submit(const IoTransfer& transfer) override {
+    given_.push_back(transfer);
+    ++submitted_;
+    return absl::OkStatus();
+  }
+  std::vector<IoCompletion> Wait(size_t min, const Deadline&) override {
+    if (min > 0 && ended_.empty()) {
+      for (const IoTransfer& transfer : std::exchange(given_, {})) ended_.push_back(Do(transfer));
+    }
+    const size_t seen = min > 0 ? std::min<size_t>(1, ended_.size()) : ended_.size();
+    std::vector<IoCompletion> shown(ended_.begin(), ended_.begin() + static_cast<ptrdiff_t>(seen));
+    ended_.erase(ended_.begin(), ended_.begin() + static_cast<ptrdiff_t>(seen));
+    return shown;
+  }
+  std::vector<uint64_t> Close(const Deadline&) override { return {}; }
+  size_t depth() const override { return depth_; }
+  size_t in_flight() const override { return given_.size() + ended_.size(); }
+  std::string description() const override { return "waves"; }
+
+  size_t given() const { return given_.size(); }  // and not ended
+  size_t submitted() const { return submitted_; }
+
+ private:
+  static IoCompletion Do(const IoTransfer& transfer) {
+    const auto offset = static_cast<off_t>(transfer.offset);
+    const ssize_t moved = transfer.operation == IoOperation::kRead
+                              ? ::pread(transfer.fd, transfer.memory, transfer.bytes, offset)
+                              : ::pwrite(transfer.fd, transfer.memory, transfer.bytes, offset);
+    const bool all = moved == static_cast<ssize_t>(transfer.bytes);
+    return {transfer.tag, all ? absl::OkStatus() : absl::UnknownError("not all bytes moved")};
+  }
+
+  const size_t depth_;
+  std::vector<IoTransfer> given_;
+  std::vector<IoCompletion> ended_;
+  size_t submitted_ = 0;
+};
+
+// The parameter is the size of transfers: an image is one, or several.
+class TierPassTest : public ::testing::TestWithParam<uint64_t> {
+ protected:
+  TierPassTest() {
+    job_.UsePool(0);  // work is done by the thread that looks after the queue
+    job_.options().config.set_block_bytes(GetParam());
+    job_.options().config.set_queue_depth(kDepth);
+    job_.options().config.set_buffer_count(4);
+    job_.options().make_queue = [this](IoBackend, const IoQueueOptions& options) {
+      auto queue = std::make_unique<WaveQueue>(options.depth);
+      queue_ = queue.get();
+      return absl::StatusOr<std::unique_ptr<IoQueue>>(std::move(queue));
+    };
+    EXPECT_EQ(job_.Open(), absl::OkStatus());
+    EXPECT_EQ(job_.Fill(), absl::OkStatus());
+  }
+
+  TierJob job_{{.elements = {100 * 2048}, .parent = "/dev/shm"}};
+  WaveQueue* queue_ = nullptr;
+};
+
+INSTANTIATE_TEST_SUITE_P(Blocks, TierPassTest,
+                         ::testing::Values(uint64_t{1} << 20, uint64_t{8192}));
+
+TEST_P(TierPassTest, TheQueueIsFullWheneverALaneWorks) {
+  std::vector<TierItem> items;
+  size_t transfers = 0;
+  for (const uint32_t image : job_.Images()) {
+    items.push_back({.read = image});
+    transfers += (job_.plan().shape(image).image_bytes() + GetParam() - 1) / GetParam();
+  }
+  ASSERT_GT(items.size(), 100u);
+  const size_t before = queue_->submitted();
+  const auto work = [&](const TierItem&, const TierBuffers&) {
+    const size_t left = transfers - (queue_->submitted() - before);
+    EXPECT_EQ(queue_->in_flight(), queue_->given()) << "something has ended and was not looked at";
+    EXPECT_TRUE(queue_->given() == 2 * kDepth || left == 0) << queue_->given() << ", left " << left;
+    return absl::OkStatus();
+  };
+  ASSERT_EQ(job_.tier().Run(items, work), absl::OkStatus());
+  ASSERT_EQ(job_.Check(), absl::OkStatus());
+}
+
+TEST_P(TierPassTest, ReadsFollowWritesBeforeALaneWorks) {
+  const std::vector<TierItem> items = job_.StepItems();
+  size_t calls = 0;
+  const size_t before = queue_->submitted();
+  const auto work = [&](const TierItem&, const TierBuffers&) {
+    const bool reads_left = queue_->submitted() - before < items.size();
+    // All staging memory holds what the first wave brought.
+    EXPECT_TRUE(queue_->given() > 0 || !reads_left || calls == 0) << "the drive stands still";
+    ++calls;
+    return absl::OkStatus();
+  };
+  ASSERT_EQ(job_.tier().Begin(1, 1), absl::OkStatus());
+  ASSERT_EQ(job_.tier().Run(items, work), absl::OkStatus());
+  EXPECT_EQ(calls, items.size());
+}
+
+}  // namespace
+}  // namespace zeroshard
