@@ -3,5 +3,5 @@
 # target_compatible_with: without the toolkit `bazel build //...` and `bazel test //...` pass these by.
 CUDA_ONLY = select({
     "@cuda//:present": [],
-    "//conditions:default": ["@platforms//:incompatible"],
+    "//conditions:default": ["//third_party/cuda:missing"],
 })

@@ -42,6 +42,7 @@ TEST_F(MemoryTest, PhysicalMemoryLivesWithItsHandlesMappingsAndDescriptors) {
   CU_OK(cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
   CU_OK(cuMemRelease(handle));
   CU_OK(cuMemsetD8(address, 7, 4 * kMiB));
+  CU_OK(cuCtxSynchronize());
   EXPECT_EQ(FreeBytes(), 60 * kMiB);
   CU_OK(cuMemUnmap(address, 4 * kMiB));
   CU_OK(cuMemAddressFree(address, 4 * kMiB));

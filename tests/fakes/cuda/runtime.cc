@@ -63,12 +63,16 @@ void Runtime::Configure(const Settings& settings) {
 
 void Runtime::Reset(const Settings& settings) {
   ++generation_;
-  std::vector<std::shared_ptr<Stream>> running = streams.All();
+  std::vector<std::shared_ptr<Stream>> running;  // also those that were destroyed with work left
   std::lock_guard<std::mutex> lock(mu_);
   for (const std::unique_ptr<Context>& context : contexts_) {
     std::lock_guard<std::mutex> order(context->order_mu);
     context->destroyed = true;
     if (context->legacy != nullptr) running.push_back(std::exchange(context->legacy, nullptr));
+    for (const std::weak_ptr<Stream>& weak : context->streams) {
+      std::shared_ptr<Stream> stream = weak.lock();
+      if (stream != nullptr) running.push_back(std::move(stream));
+    }
   }
   for (const std::shared_ptr<Stream>& stream : running) {
     const std::shared_ptr<Completion> last = stream->Last();
@@ -269,6 +273,7 @@ std::shared_ptr<Stream> Runtime::FindStream(CUstream handle) {
     if (context->legacy == nullptr) {
       context->legacy = std::make_shared<Stream>(context, 0, 0, 0);
       context->legacy->Start();
+      context->streams.push_back(context->legacy);
     }
     return context->legacy;
   }

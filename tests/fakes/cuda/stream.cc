@@ -126,7 +126,7 @@ void Stream::Loop() {
     {
       std::unique_lock<std::mutex> lock(mu_);
       changed_.wait(lock, [this] { return closed_ || !queue_.empty(); });
-      if (queue_.empty()) return;
+      if (queue_.empty()) break;
       next = std::move(queue_.front());
       queue_.pop_front();
     }
@@ -134,6 +134,8 @@ void Stream::Loop() {
     next.work = {};  // what it holds goes before those who wait see the end
     next.completion->Finish(result);
   }
+  // A reset that finds this stream gone has seen all that it did.
+  std::lock_guard<std::mutex> order(context_->order_mu);
 }
 
 CUresult Stream::Execute(Work& work) {
