@@ -1,0 +1,202 @@
+#include "client/dataplane/gatherer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/fault_point.h"
+#include "base/status.h"
+
+namespace zeroshard {
+namespace {
+
+// Units that are gathered by one operation.
+constexpr size_t kUnitsAtOnce = 32;
+
+}  // namespace
+
+Gatherer::Gatherer(PlaneCore& core, OwnMemory& memory, DeviceAddress shared,
+                   NcclCommunicator* communicator, StreamLog log)
+    : core_(core),
+      memory_(memory),
+      shared_(shared),
+      communicator_(communicator),
+      log_(std::move(log)),
+      units_(core.layout().units().size()) {
+  for (uint32_t unit = 0; unit < units_.size(); ++unit) {
+    units_[unit].resident = core.config().stage < 3 ||
+                            core.layout().persistent(unit, core.config().persistence_threshold);
+    // Of a predecessor.
+    if (!memory.mapped(unit) || units_[unit].resident) continue;
+    mapped_elements_ += core.layout().units()[unit].elements();
+    units_[unit].idle = idle_.insert(idle_.end(), unit);
+  }
+}
+
+absl::StatusOr<std::unique_ptr<Gatherer>> Gatherer::Create(PlaneCore& core, OwnMemory& memory,
+                                                           DeviceAddress shared,
+                                                           NcclCommunicator* communicator) {
+  ZS_ASSIGN_OR_RETURN(StreamLog log, StreamLog::Create(core.device(), StreamPriority::kHigh));
+  return std::unique_ptr<Gatherer>(
+      new Gatherer(core, memory, shared, communicator, std::move(log)));
+}
+
+absl::Status Gatherer::CheckUnits(std::span<const uint32_t> units) const {
+  for (const uint32_t unit : units) {
+    if (unit < units_.size()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("there is no unit ", unit, ": the job has ", units_.size()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Gatherer::Gather(std::span<const uint32_t> units) {
+  ZS_RETURN_IF_ERROR(CheckUnits(units));
+  std::vector<uint32_t> some;
+  for (size_t i = 0; i < units.size(); ++i) {
+    Use& use = units_[units[i]];
+    ++use.users;
+    Busy(use);
+    if (!use.resident || use.mark == 0) {
+      ZS_RETURN_IF_ERROR(Map(units[i]));
+      some.push_back(units[i]);
+    }
+    if (some.size() < kUnitsAtOnce && i + 1 < units.size()) continue;
+    ZS_RETURN_IF_ERROR(Enqueue(some));
+    some.clear();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Gatherer::Refresh(Which which) {
+  std::vector<uint32_t> some;
+  for (uint32_t unit = 0; unit < units_.size(); ++unit) {
+    const bool wanted = which == Which::kAll || core_.layout().units()[unit].trainable;
+    if (units_[unit].resident && units_[unit].mark != 0 && wanted) some.push_back(unit);
+    if (some.size() < kUnitsAtOnce) continue;
+    ZS_RETURN_IF_ERROR(Enqueue(some));
+    some.clear();
+  }
+  return Enqueue(some);
+}
+
+NcclGather Gatherer::PlanOf(uint32_t unit) const {
+  const Layout& layout = core_.layout();
+  const uint64_t element = SizeOf(layout.units()[unit].dtype);
+  NcclGather gather;
+  for (uint32_t rank = 0; rank < core_.ranks(); ++rank) {
+    const GrainRange slice = layout.slice(unit, rank);
+    gather.receive.push_back(
+        {memory_.address(unit) + slice.first_element() * element, slice.elements() * element});
+  }
+  gather.send = {shared_ + core_.place(unit).parameters, gather.receive[core_.rank()].bytes};
+  return gather;
+}
+
+absl::Status Gatherer::Enqueue(std::span<const uint32_t> units) {
+  if (units.empty()) return absl::OkStatus();
+  ZS_FAULT_POINT("client.dataplane.gather");
+  std::vector<NcclGather> gathers;
+  for (const uint32_t unit : units) {
+    Use& use = units_[unit];
+    if (use.has_release) ZS_RETURN_IF_ERROR(log_.stream().WaitFor(*use.released));
+    use.has_release = false;
+    if (core_.layout().units()[unit].grains == 0) continue;
+    gathers.push_back(PlanOf(unit));
+    gathered_bytes_ += core_.layout().units()[unit].bytes() - gathers.back().send.bytes;
+  }
+  if (communicator_ != nullptr && !gathers.empty()) {
+    const CurrentDevice current(core_.device());
+    ZS_RETURN_IF_ERROR(current.status());
+    ZS_RETURN_IF_ERROR(communicator_->AllGather(log_.stream().handle(), gathers));
+  } else {
+    for (const NcclGather& gather : gathers) {
+      ZS_RETURN_IF_ERROR(log_.stream().CopyOnDevice(gather.receive[0].address, gather.send.address,
+                                                    gather.send.bytes));
+    }
+  }
+  ZS_ASSIGN_OR_RETURN(const uint64_t mark, log_.Mark({"all-gather", units.front()}));
+  for (const uint32_t unit : units) units_[unit].mark = mark;
+  return absl::OkStatus();
+}
+
+absl::Status Gatherer::WaitOn(uint32_t unit, CudaStream& stream) {
+  ZS_RETURN_IF_ERROR(CheckUnits({&unit, 1}));
+  if (units_[unit].mark == 0) {
+    return absl::FailedPreconditionError(absl::StrCat("unit ", unit, " was not gathered"));
+  }
+  return log_.Order(stream, units_[unit].mark);
+}
+
+absl::Status Gatherer::WaitOnHost(uint32_t unit) {
+  ZS_RETURN_IF_ERROR(CheckUnits({&unit, 1}));
+  if (units_[unit].mark == 0) {
+    return absl::FailedPreconditionError(absl::StrCat("unit ", unit, " was not gathered"));
+  }
+  return core_.Await([&] { return log_.Done(units_[unit].mark); },
+                     absl::StrCat("the all-gather of unit ", unit));
+}
+
+absl::Status Gatherer::Release(std::span<const uint32_t> units, CudaStream& stream) {
+  ZS_RETURN_IF_ERROR(CheckUnits(units));
+  for (const uint32_t unit : units) {
+    Use& use = units_[unit];
+    if (use.users == 0) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("release of unit ", unit, ", which is not gathered"));
+    }
+    if (!use.released.has_value()) {
+      ZS_ASSIGN_OR_RETURN(use.released, CudaEvent::Create(core_.device()));
+    }
+    // An event holds one point: that of another stream before is waited for by the next gather.
+    if (use.has_release) ZS_RETURN_IF_ERROR(log_.stream().WaitFor(*use.released));
+    ZS_RETURN_IF_ERROR(stream.Record(*use.released));
+    use.has_release = true;
+    if (--use.users == 0 && !use.resident) use.idle = idle_.insert(idle_.end(), unit);
+  }
+  return absl::OkStatus();
+}
+
+void Gatherer::Busy(Use& use) {
+  if (!use.idle.has_value()) return;
+  idle_.erase(*use.idle);
+  use.idle.reset();
+}
+
+absl::Status Gatherer::Map(uint32_t unit) {
+  if (memory_.mapped(unit)) return absl::OkStatus();
+  const uint64_t elements = units_[unit].resident ? 0 : core_.layout().units()[unit].elements();
+  const uint64_t limit = core_.config().max_live_elements;
+  while (elements > 0 && limit > 0 && mapped_elements_ + elements > limit && !idle_.empty()) {
+    ZS_RETURN_IF_ERROR(EvictOldest());
+  }
+  absl::Status mapped = memory_.Map(unit);
+  while (absl::IsResourceExhausted(mapped) && !idle_.empty()) {
+    ZS_RETURN_IF_ERROR(EvictOldest());
+    mapped = memory_.Map(unit);
+  }
+  if (!mapped.ok()) return Annotate(mapped, absl::StrCat("window memory of unit ", unit));
+  mapped_elements_ += elements;
+  peak_window_bytes_ = std::max(peak_window_bytes_, memory_.mapped_bytes());
+  return absl::OkStatus();
+}
+
+// The device must be done with what is unmapped: the host waits here if it is far ahead.
+absl::Status Gatherer::EvictOldest() {
+  const uint32_t unit = idle_.front();
+  Use& use = units_[unit];
+  ZS_RETURN_IF_ERROR(core_.Await(
+      [&]() -> absl::StatusOr<bool> {
+        ZS_ASSIGN_OR_RETURN(const bool gathered, log_.Done(use.mark));
+        return gathered && use.has_release ? use.released->Query() : gathered;
+      },
+      absl::StrCat("the last use of unit ", unit)));
+  Busy(use);
+  use.has_release = false;
+  use.mark = 0;
+  mapped_elements_ -= core_.layout().units()[unit].elements();
+  ++evictions_;
+  return memory_.Unmap(unit);
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,126 @@
+#include "client/dataplane/plane_core.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "base/deadline.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "base/strings.h"
+
+namespace zeroshard {
+namespace {
+
+// How often a waiting call asks the device, and how often it looks at all the rest.
+constexpr absl::Duration kAskInterval = absl::Microseconds(50);
+constexpr absl::Duration kLookInterval = absl::Milliseconds(20);
+
+}  // namespace
+
+PlaneCore::PlaneCore(DataPlaneOptions options, const CudaDevice& device)
+    : options_(std::move(options)), device_(device) {}
+
+std::string PlaneCore::name() const {
+  return absl::StrCat("job ", options_.job, ", generation ", options_.generation, ", rank ",
+                      rank());
+}
+
+absl::StatusOr<std::unique_ptr<NcclCommunicator>> PlaneCore::Connect(
+    const NcclLibrary* library, const std::string& name) const {
+  if (ranks() == 1) return nullptr;
+  const std::string key = absl::StrCat("nccl/", name);
+  std::optional<std::string> value;
+  if (rank() == 0) {
+    ZS_ASSIGN_OR_RETURN(const NcclUniqueId made, library->MakeUniqueId());
+    value.emplace(reinterpret_cast<const char*>(made.data()), made.size());
+  }
+  ZS_ASSIGN_OR_RETURN(const std::string text, options_.rendezvous(key, value, options_.timeout));
+  NcclUniqueId id;
+  if (text.size() != id.size()) {
+    return absl::DataLossError(
+        absl::StrCat("rendezvous key ", key, " has ", text.size(), " bytes, expected ", id.size()));
+  }
+  std::memcpy(id.data(), text.data(), id.size());
+  const CurrentDevice current(device_);
+  ZS_RETURN_IF_ERROR(current.status());
+  return NcclCommunicator::Create(
+      *library, id, rank(), ranks(),
+      {.timeout = options_.timeout, .name = absl::StrCat(this->name(), ", ", name)});
+}
+
+void PlaneCore::Watch(std::vector<NcclCommunicator*> communicators) {
+  absl::MutexLock lock(&mu_);
+  communicators_ = std::move(communicators);
+}
+
+absl::Status PlaneCore::Health() const {
+  absl::MutexLock lock(&mu_);
+  return dead_;
+}
+
+absl::Status PlaneCore::Fail(const absl::Status& reason) {
+  absl::MutexLock lock(&mu_);
+  if (!dead_.ok()) return dead_;
+  dead_ = Annotate(reason, name());
+  if (options_.counters != nullptr) {
+    uint64_t none = 0;
+    counters().error.compare_exchange_strong(none, static_cast<uint64_t>(reason.code()));
+  }
+  for (NcclCommunicator* communicator : communicators_) communicator->Interrupt(dead_);
+  if (!absl::IsCancelled(reason)) LogWarn(absl::StrCat("data plane ends: ", dead_.message()));
+  return dead_;
+}
+
+absl::Status PlaneCore::Check(absl::Status status) {
+  if (status.ok() || absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status)) {
+    return status;
+  }
+  return Fail(status);
+}
+
+absl::Status PlaneCore::Look() {
+  ZS_RETURN_IF_ERROR(Health());
+  if (mismatch_->found.load(std::memory_order_acquire)) {
+    return Fail(absl::AbortedError(
+        absl::StrCat("rank ", mismatch_->rank, " sent a gradient of unit ", mismatch_->unit,
+                     " with tag ", absl::Hex(mismatch_->tag), ", expected ",
+                     absl::Hex(mismatch_->expected), ": ranks are not at the same micro-step")));
+  }
+  absl::Status found;
+  {
+    absl::MutexLock lock(&mu_);
+    for (NcclCommunicator* communicator : communicators_) {
+      KeepFirstError(found, communicator->Poll());
+    }
+  }
+  if (found.ok() && options_.alive) found = options_.alive();
+  return found.ok() ? found : Fail(found);
+}
+
+absl::Status PlaneCore::Await(const std::function<absl::StatusOr<bool>()>& done,
+                              std::string_view what) {
+  absl::StatusOr<bool> state = done();
+  if (state.ok() && *state) return absl::OkStatus();
+  ++waits_;
+  const Deadline deadline = Deadline::After(options_.timeout);
+  absl::Time look = absl::Now();
+  while (state.ok()) {
+    if (*state) return absl::OkStatus();
+    if (absl::Now() >= look) {
+      ZS_RETURN_IF_ERROR(Look());
+      look = absl::Now() + kLookInterval;
+    }
+    if (deadline.Passed()) {
+      return Fail(absl::DeadlineExceededError(
+          absl::StrCat(Abs(what), " is not done after ", absl::FormatDuration(options_.timeout))));
+    }
+    absl::SleepFor(kAskInterval);
+    state = done();
+  }
+  return Fail(Annotate(state.status(), what));
+}
+
+}  // namespace zeroshard
