@@ -142,7 +142,7 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(
                      "NCCL would block, and a rank that dies would hang the others"));
   }
   auto name = std::make_shared<const std::string>(options.name);
-  auto handle = std::make_shared<NcclHandle>(library, name, Who(rank, ranks, *name));
+  auto handle = std::make_shared<NcclHandle>(library, options, name, Who(rank, ranks, *name));
   std::unique_ptr<NcclCommunicator> made(new NcclCommunicator(handle, rank, ranks, options));
   ncclUniqueId unique = {};
   std::memcpy(unique.internal, id.data(), id.size());
@@ -155,6 +155,7 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Create(
                                             static_cast<int>(rank), &config);
   }));
   ZS_RETURN_IF_ERROR(handle->Settle(what, options.timeout));
+  handle->SetMade();
   return made;
 }
 
@@ -182,10 +183,12 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Split(
   ZS_ASSIGN_OR_RETURN(
       ncclComm_t comm,
       handle_->Split(static_cast<int>(color), static_cast<int>(rank_), name, options_.timeout));
-  auto part = std::make_shared<NcclHandle>(library, name, Who(part_rank, part_ranks, *name), comm);
+  auto part =
+      std::make_shared<NcclHandle>(library, options, name, Who(part_rank, part_ranks, *name), comm);
   std::unique_ptr<NcclCommunicator> made(
       new NcclCommunicator(part, part_rank, part_ranks, options));
   ZS_RETURN_IF_ERROR(part->Settle("a split", options_.timeout));
+  part->SetMade();
   return made;
 }
 
@@ -322,6 +325,7 @@ absl::Status NcclCommunicator::Synchronize(const std::function<absl::StatusOr<bo
     if (!finished.ok()) return handle_->Fail(Annotate(finished.status(), handle_->who()));
     ZS_RETURN_IF_ERROR(Poll());
     if (*finished) return absl::OkStatus();
+    ZS_RETURN_IF_ERROR(handle_->CheckAlive());
     if (deadline.Passed()) {
       return handle_->Fail(absl::DeadlineExceededError(
           absl::StrCat("NCCL, ", handle_->who(), ": what was put on the stream (", operations(),

@@ -72,6 +72,9 @@ struct NcclOptions {
   absl::Duration timeout = absl::Minutes(2);
   // How long the destructor waits for an abort before it gives the communicator up.
   absl::Duration abort_timeout = absl::Seconds(5);
+  // OK, or why waiting is vain: asked during all waits, so that the death of a generation ends
+  // them. Any thread that waits calls it.
+  std::function<absl::Status()> alive = {};
   // For messages of errors and, from 2.27 on, NCCL's own log and profilers: "gpt generation 3".
   std::string name = "zeroshard";
 };

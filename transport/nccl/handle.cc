@@ -15,14 +15,14 @@ namespace {
 
 constexpr absl::Duration kCallInProgress = absl::Seconds(1);
 
-absl::StatusCode CodeOf(ncclResult_t result) {
+absl::StatusCode CodeOf(ncclResult_t result, bool made) {
   switch (result) {
     case ncclSystemError:
     case ncclRemoteError:
       return absl::StatusCode::kUnavailable;
     case ncclInvalidArgument:
     case ncclInvalidUsage:
-      return absl::StatusCode::kFailedPrecondition;
+      return made ? absl::StatusCode::kInternal : absl::StatusCode::kFailedPrecondition;
     default:
       return absl::StatusCode::kInternal;
   }
@@ -47,7 +47,7 @@ absl::Status NcclHandle::Describe(ncclResult_t result, std::string_view what) co
   std::string text =
       absl::StrCat("NCCL, ", who_, ": ", Abs(what), ": ", api.GetErrorString(result));
   if (detail != nullptr && *detail != '\0') absl::StrAppend(&text, " (", detail, ")");
-  return absl::Status(CodeOf(result), text);
+  return absl::Status(CodeOf(result, made_.load()), text);
 }
 
 absl::Status NcclHandle::Enter() {
@@ -84,12 +84,19 @@ absl::StatusOr<bool> NcclHandle::Ready(std::string_view what) {
   return state == ncclSuccess;
 }
 
+absl::Status NcclHandle::CheckAlive() {
+  if (!alive_) return absl::OkStatus();
+  const absl::Status status = alive_();
+  return status.ok() ? status : Fail(status);
+}
+
 absl::Status NcclHandle::Settle(std::string_view what, absl::Duration timeout) {
   const Deadline deadline = Deadline::After(timeout);
   Backoff backoff;
   for (;;) {
     ZS_ASSIGN_OR_RETURN(const bool ready, Ready(what));
     if (ready) return absl::OkStatus();
+    ZS_RETURN_IF_ERROR(CheckAlive());
     if (deadline.Passed()) {
       return Fail(absl::DeadlineExceededError(absl::StrCat(
           "NCCL, ", who_, ": ", Abs(what), " was not done within ", absl::FormatDuration(timeout),

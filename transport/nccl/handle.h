@@ -9,6 +9,7 @@
 #ifndef ZEROSHARD_TRANSPORT_NCCL_HANDLE_H_
 #define ZEROSHARD_TRANSPORT_NCCL_HANDLE_H_
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -20,16 +21,22 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "transport/nccl/api.h"
+#include "transport/nccl/communicator.h"
 #include "transport/nccl/library.h"
 
 namespace zeroshard {
 
 class NcclHandle : public std::enable_shared_from_this<NcclHandle> {
  public:
-  // `who` begins all messages: "rank 1 of 4 of gpt generation 3". NCCL keeps a pointer to `name`.
-  NcclHandle(NcclLibrary library, std::shared_ptr<const std::string> name, std::string who,
-             ncclComm_t comm = nullptr)
-      : library_(std::move(library)), name_(std::move(name)), who_(std::move(who)), comm_(comm) {}
+  // Of options those of the communicator. `who` begins all messages: "rank 1 of 4 of gpt generation
+  // 3". NCCL keeps a pointer to `name`.
+  NcclHandle(NcclLibrary library, const NcclOptions& options,
+             std::shared_ptr<const std::string> name, std::string who, ncclComm_t comm = nullptr)
+      : library_(std::move(library)),
+        alive_(options.alive),
+        name_(std::move(name)),
+        who_(std::move(who)),
+        comm_(comm) {}
 
   const NcclLibrary& library() const { return library_; }
   const std::string& who() const { return who_; }
@@ -39,6 +46,13 @@ class NcclHandle : public std::enable_shared_from_this<NcclHandle> {
 
   // Whether nothing is pending in NCCL's own threads; its asynchronous error is a failure.
   absl::StatusOr<bool> Ready(std::string_view what);
+
+  // What options.alive says; an error is a failure.
+  absl::Status CheckAlive();
+
+  // The communicator is there: from now on what NCCL calls a wrong use is a bug, not a wrong
+  // set-up.
+  void SetMade() { made_.store(true); }
 
   // Waits until Ready; the deadline is a failure.
   absl::Status Settle(std::string_view what, absl::Duration timeout);
@@ -65,9 +79,11 @@ class NcclHandle : public std::enable_shared_from_this<NcclHandle> {
 
   // Constant after construction.
   const NcclLibrary library_;
+  const std::function<absl::Status()> alive_;
   const std::shared_ptr<const std::string> name_;
   const std::string who_;
 
+  std::atomic<bool> made_ = false;
   mutable absl::Mutex mu_;
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
   bool calling_ ABSL_GUARDED_BY(mu_) = false;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <barrier>
 #include <thread>
 #include <vector>
 
@@ -59,9 +60,9 @@ TEST_F(CommunicatorFaultsTest, AnOperationThatNeverEnds) {
 TEST_F(CommunicatorFaultsTest, AnAsynchronousErrorEndsTheWait) {
   FakeNcclReset("error:1,rank=0");
   RunWorld(2, QuickOptions(), [](Rank& rank, NcclCommunicator& world) {
-    EXPECT_EQ(GatherSome(rank, world), absl::OkStatus());
     const bool fails = world.rank() == 0;
-    const absl::Status error = world.Synchronize(rank.done(), fails ? kAmple : kShort);
+    absl::Status error = GatherSome(rank, world);  // may see it already
+    if (error.ok()) error = world.Synchronize(rank.done(), fails ? kAmple : kShort);
     EXPECT_EQ(error.code(), fails ? StatusCode::kUnavailable : StatusCode::kDeadlineExceeded);
     EXPECT_THAT(error.ToString(), HasSubstr(fails ? "unhandled system error" : "was not over"));
     ExpectDead(rank, world, error);
@@ -86,6 +87,25 @@ TEST_F(CommunicatorFaultsTest, NewsFromElsewhereEndTheWaitAtOnce) {
   });
 }
 
+TEST_F(CommunicatorFaultsTest, TheDeathOfTheGenerationEndsEveryWait) {
+  const absl::Status dead = absl::AbortedError("step 7 aborted: rank 1 died");
+  std::atomic<bool> alive = true;
+  NcclOptions options = QuickOptions();
+  options.alive = [&] { return alive ? absl::OkStatus() : dead; };
+  FakeNcclReset("hang:1");
+  RunWorld(1, options, [&](Rank& rank, NcclCommunicator& world) {
+    EXPECT_EQ(GatherSome(rank, world), absl::OkStatus());
+    alive = false;
+    EXPECT_EQ(world.Synchronize(rank.done(), kAmple), dead);
+    ExpectDead(rank, world, dead);
+  });
+  // A communicator that never comes to be.
+  const NcclLibrary library = *NcclLibrary::Load();
+  const auto rank = Rank::Create(0);
+  EXPECT_EQ(NcclCommunicator::Create(library, *library.MakeUniqueId(), 0, 2, options).status(),
+            dead);
+}
+
 TEST_F(CommunicatorFaultsTest, RanksThatDoOtherThingsHangUntilTheDeadline) {
   RunWorld(2, QuickOptions(), [](Rank& rank, NcclCommunicator& world) {
     const std::vector<NcclBuffer> buffers = {rank.Place(1024), rank.Place(1024)};
@@ -104,12 +124,14 @@ TEST_F(CommunicatorFaultsTest, RanksThatDoOtherThingsHangUntilTheDeadline) {
 
 TEST_F(CommunicatorFaultsTest, AnAbortThatHangsIsGivenUp) {
   FakeNcclReset("hang:1,abort-hangs");
-  RunWorld(2, QuickOptions(), [](Rank& rank, NcclCommunicator& world) {
+  std::barrier both(2);
+  RunWorld(2, QuickOptions(), [&](Rank& rank, NcclCommunicator& world) {
     EXPECT_EQ(GatherSome(rank, world), absl::OkStatus());
     EXPECT_FALSE(world.Synchronize(rank.done(), kShort).ok());
     EXPECT_FALSE(world.Abort(kShort));
     EXPECT_FALSE(world.Abort(absl::ZeroDuration()));
     EXPECT_FALSE(rank.Passed(absl::ZeroDuration()));
+    both.arrive_and_wait();
     FakeNcclReset("");  // it ends after all, and the rest of RunWorld finds that
   });
   EXPECT_LE(FakeNcclCalls("ncclCommAbort"), 2u);

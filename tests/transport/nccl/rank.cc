@@ -30,10 +30,10 @@ absl::StatusOr<std::unique_ptr<Rank>> Rank::Create(uint32_t rank) {
 Rank::~Rank() = default;
 
 NcclBuffer Rank::Place(uint64_t bytes) {
-  const NcclBuffer place = {memory_.address() + used_, bytes};
-  used_ += (bytes + 255) / 256 * 256;
-  ZS_CHECK(used_ <= kMemory, "the memory of a test's rank is too small");
-  return place;
+  const uint64_t taken = (bytes + 255) / 256 * 256;
+  const uint64_t offset = used_.fetch_add(taken);
+  ZS_CHECK(offset + taken <= kMemory, "the memory of a test's rank is too small");
+  return {memory_.address() + offset, bytes};
 }
 
 NcclBuffer Rank::PlaceOf(const Bytes& content) {

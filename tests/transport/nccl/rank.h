@@ -2,6 +2,7 @@
 #ifndef ZEROSHARD_TESTS_TRANSPORT_NCCL_RANK_H_
 #define ZEROSHARD_TESTS_TRANSPORT_NCCL_RANK_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -55,7 +56,7 @@ class Rank {
   CudaStream stream_;
   CudaStream copies_;
   DeviceMemory memory_;
-  uint64_t used_ = 0;
+  std::atomic<uint64_t> used_ = 0;
 };
 
 // Runs `body` for each rank, on a thread each.
