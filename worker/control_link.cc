@@ -40,9 +40,10 @@ absl::StatusOr<ControlLink::Command> ControlLink::Receive(absl::Duration timeout
   return command;
 }
 
-absl::Status ControlLink::Send(const internal::v1::FromWorker& message) {
+absl::Status ControlLink::Send(const internal::v1::FromWorker& message,
+                               const std::vector<int>& fds) {
   absl::MutexLock lock(&send_mu_);
-  return SendLinkMessage(socket_.get(), message.SerializeAsString(), {}, kSendTimeout);
+  return SendLinkMessage(socket_.get(), message.SerializeAsString(), fds, kSendTimeout);
 }
 
 }  // namespace zeroshard

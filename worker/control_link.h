@@ -40,7 +40,8 @@ class ControlLink {
   // The next message. Unavailable when the server is gone, DeadlineExceeded when none came in time.
   absl::StatusOr<Command> Receive(absl::Duration timeout);
 
-  absl::Status Send(const internal::v1::FromWorker& message);
+  // `fds` go with it; they stay the caller's.
+  absl::Status Send(const internal::v1::FromWorker& message, const std::vector<int>& fds = {});
 
   // To poll for readability beside other descriptors.
   int fd() const { return socket_.get(); }

@@ -11,15 +11,20 @@
 namespace zeroshard {
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(JobMemory& memory, ThreadPool& pool,
                                                        Clock& clock, EngineOutput& output,
-                                                       std::unique_ptr<NvmeTier> nvme) {
+                                                       std::unique_ptr<NvmeTier> nvme,
+                                                       std::unique_ptr<DeviceShard> device) {
+  if (memory.config().data_plane() != (device != nullptr)) {
+    return absl::InvalidArgumentError("a worker of a job with a data plane has a device");
+  }
   std::unique_ptr<StateTier> tier;
   if (nvme != nullptr) tier = std::make_unique<StateTier>(memory, std::move(nvme));
-  ZS_ASSIGN_OR_RETURN(Shard shard, Shard::Open(memory, pool, tier.get()));
+  auto tiers = std::make_unique<TierSet>(memory, std::move(tier), std::move(device));
+  ZS_ASSIGN_OR_RETURN(Shard shard, Shard::Open(memory, pool, *tiers));
   ZS_ASSIGN_OR_RETURN(
       const ReductionTree tree,
       ReductionTree::Create(memory.ranks(), std::max(1u, memory.config().reduction_group())));
   ZS_ASSIGN_OR_RETURN(const ReductionTree single, ReductionTree::Create(1, 1));
-  std::unique_ptr<Engine> engine(new Engine(memory, clock, output, std::move(tier),
+  std::unique_ptr<Engine> engine(new Engine(memory, clock, output, std::move(tiers),
                                             std::move(shard), pool, tree.RankPlan(),
                                             single.RankPlan()));
   ZS_RETURN_IF_ERROR(engine->OpenLocalAccumulators());
@@ -27,11 +32,13 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(JobMemory& memory, Thread
 }
 
 Engine::Engine(JobMemory& memory, Clock& clock, EngineOutput& output,
-               std::unique_ptr<StateTier> tier, Shard shard, ThreadPool& pool, ReductionPlan plan,
+               std::unique_ptr<TierSet> tiers, Shard shard, ThreadPool& pool, ReductionPlan plan,
                ReductionPlan single)
     : context_(memory, clock, output),
       pool_(pool),
-      tier_(std::move(tier)),
+      tiers_(std::move(tiers)),
+      tier_(tiers_->nvme()),
+      device_(tiers_->device()),
       shard_(std::move(shard)),
       plan_(std::move(plan)),
       single_(std::move(single)),
@@ -40,9 +47,9 @@ Engine::Engine(JobMemory& memory, Clock& clock, EngineOutput& output,
       keeper_(context_),
       unfinished_local_(memory.ranks()),
       squares_(memory.layout().units().size()) {
-  if (tier_ != nullptr) mover_.emplace(*tier_, shard_, context_);
+  if (!tiers_->empty()) mover_.emplace(*tiers_, shard_, context_);
   for (uint32_t rank = 0; rank < memory.ranks(); ++rank) {
-    if (memory.is_home_of(rank)) ports_[rank] = std::make_unique<RankPort>(context_, rank);
+    if (memory.is_home_of(rank)) ports_[rank] = std::make_unique<RankPort>(context_, rank, device_);
   }
   for (uint32_t unit = 0; unit < memory.layout().units().size(); ++unit) {
     if (memory.layout().units()[unit].grains == 0) SetInitialized(unit);
@@ -64,10 +71,8 @@ absl::Status Engine::OpenLocalAccumulators() {
 
 absl::StatusOr<std::string> Engine::Recover() {
   ZS_RETURN_IF_ERROR(shard_.Recover());
-  if (tier_ != nullptr) {
-    ZS_RETURN_IF_ERROR(tier_->Recover());
-    mover_->LookAgain();
-  }
+  if (tier_ != nullptr) ZS_RETURN_IF_ERROR(tier_->Recover());
+  if (mover_.has_value()) mover_->LookAgain();
   unfinished_ = UnfinishedUnit(shard_.accumulators().undo(), context_.memory().plan());
   for (uint32_t rank = 0; rank < local_.size(); ++rank) {
     if (!local_[rank].has_value()) continue;
@@ -192,6 +197,7 @@ bool Engine::AdvanceOnce() {
     }
     return false;
   }
+  if (device_ != nullptr && !CheckDataPlane()) return true;
   bool progress = FollowAttempt();
   progress |= MergeDirty();
   progress |= CopyPuts();
@@ -232,6 +238,7 @@ bool Engine::FollowAttempt() {
   }
   attempt_ = attempt;
   waiting_since_.reset();
+  sums_awaited_since_.reset();
   context_.MarkAllDirty(context_.me());
   return true;
 }
@@ -239,8 +246,8 @@ bool Engine::FollowAttempt() {
 bool Engine::CopyPuts() {
   bool progress = false;
   const Board& board = context_.board();
-  // What a decided step reads on the NVMe tier stays there until it is committed.
-  if (tier_ != nullptr && !AtBoundary()) return false;
+  // What a decided step reads in another tier stays there until it is committed.
+  if (!tiers_->empty() && !AtBoundary()) return false;
   for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
     // Puts of other islands' ranks come through the bridge.
     if (!context_.memory().in_island(context_.memory().start().ranks(rank).home_worker())) continue;

@@ -33,16 +33,18 @@
 #include "worker/shard.h"
 #include "worker/state_mover.h"
 #include "worker/state_tier.h"
+#include "worker/tier_set.h"
 #include "worker/window_keeper.h"
 
 namespace zeroshard {
 
 class Engine {
  public:
-  // `tier`: of a job whose states can be on the NVMe tier, else null.
-  static absl::StatusOr<std::unique_ptr<Engine>> Create(JobMemory& memory, ThreadPool& pool,
-                                                        Clock& clock, EngineOutput& output,
-                                                        std::unique_ptr<NvmeTier> tier = nullptr);
+  // `nvme`: of a job whose states can be on the NVMe tier, else null. `device`: of a job with a
+  // data plane, else null.
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(
+      JobMemory& memory, ThreadPool& pool, Clock& clock, EngineOutput& output,
+      std::unique_ptr<NvmeTier> nvme = nullptr, std::unique_ptr<DeviceShard> device = nullptr);
 
   // For a job whose workers do not all share memory; before anything else. `mesh` must outlive
   // this.
@@ -100,12 +102,16 @@ class Engine {
   // The caller has read it: a copied window keeps it no longer than a rank does.
   void DoneReading(uint32_t unit) { keeper_.GiveBack(unit); }
 
+  // Not OK once this worker's device is lost: its process must end, and its successor may find the
+  // device well again.
+  absl::Status health() const { return device_ == nullptr ? absl::OkStatus() : device_->health(); }
+
   Shard& shard() { return shard_; }
   EngineContext& context() { return context_; }
   internal::v1::Stats Stats() const;
 
  private:
-  Engine(JobMemory& memory, Clock& clock, EngineOutput& output, std::unique_ptr<StateTier> tier,
+  Engine(JobMemory& memory, Clock& clock, EngineOutput& output, std::unique_ptr<TierSet> tiers,
          Shard shard, ThreadPool& pool, ReductionPlan plan, ReductionPlan single);
   absl::Status OpenLocalAccumulators();
   absl::StatusOr<std::optional<uint32_t>> RecoverLocal(uint32_t rank);
@@ -123,6 +129,17 @@ class Engine {
   bool MergeDirty();
   void CompleteScatters();
   bool MergeUnit(uint32_t unit);
+  // Jobs with a data plane (engine_device.cc). What ranks have summed on the device is noted.
+  bool MergePresence(uint32_t unit);
+  // Whether this worker's rank has summed all gradients of the step.
+  bool HasSums();
+  absl::StatusOr<ExactSum> SquaresOnDevice(Tag last);
+  // The generation dies of it: the step in flight, unless it is decided, is lost.
+  void Abort(const std::string& why);
+  // Whether the rank has sent anything for the step in flight.
+  bool HasBegun(uint32_t rank) const;
+  bool CheckDataPlane();
+  void CheckSums(absl::Duration timeout);
   bool MergeLocal(uint32_t rank, uint32_t unit);
   void FinishUnit(std::optional<uint32_t>& unfinished);
   std::optional<std::vector<GradientInput>> Inputs(uint32_t unit, Tag tag) const;
@@ -162,7 +179,9 @@ class Engine {
 
   EngineContext context_;
   ThreadPool& pool_;
-  std::unique_ptr<StateTier> tier_;  // null in a job without an NVMe tier
+  std::unique_ptr<TierSet> tiers_;
+  StateTier* const tier_;      // null in a job without an NVMe tier
+  DeviceShard* const device_;  // null in a job without a data plane
   Shard shard_;
   const ReductionPlan plan_;                            // over the ranks
   const ReductionPlan single_;                          // of one input
@@ -193,6 +212,8 @@ class Engine {
   std::vector<UnitSquares> squares_;
   std::vector<uint32_t> group_of_unit_;  // of all its parameters, or kMixedGroups; empty at first
   uint64_t attempt_ = 0;                 // as of the last FollowAttempt
+  uint64_t awaited_sums_ = 0;            // attempt that the device was asked to ring for
+  std::optional<absl::Duration> sums_awaited_since_;
   // Leader: since when it waits for arrivals, and when each rank was last heard of.
   std::optional<absl::Duration> waiting_since_;
   std::vector<uint64_t> activity_;

@@ -16,6 +16,8 @@ void CopyBuckets(const LatencyHistogram& histogram,
 }  // namespace
 
 void Engine::OnRankDied(uint32_t rank) {
+  // Nothing is lost by a rank that has left between two steps.
+  if (device_ != nullptr && HasBegun(rank)) Abort(absl::StrCat("rank ", rank, " is gone"));
   if (ports_[rank] != nullptr) ports_[rank]->Leave();
 }
 
@@ -30,6 +32,7 @@ void Engine::Tick() {
   for (uint32_t rank = 0; rank < ports_.size(); ++rank) {
     if (ports_[rank] != nullptr) CheckScatters(rank, timeout);
   }
+  if (device_ != nullptr) CheckSums(timeout);
   if (bridge_ != nullptr) {
     const auto oldest = bridge_->OldestPartial();
     if (oldest.has_value() && context_.now() - oldest->since >= timeout) {

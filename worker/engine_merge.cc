@@ -45,8 +45,8 @@ bool Engine::MergeDirty() {
       if (context_.memory().plan().unit(u).resident) continue;
       evict = true;
       touched.push_back(u);
-      // Of shards on the NVMe tier as many as there are, so that the drives are kept busy.
-      if (tier_ != nullptr) continue;
+      // Of shards in another tier as many as there are, so that it is kept busy.
+      if (!tiers_->empty()) continue;
       progress |= FillWanted(touched);
       touched.clear();
     }
@@ -59,9 +59,9 @@ bool Engine::MergeDirty() {
 }
 
 bool Engine::FillWanted(std::span<const uint32_t> units) {
-  // While a step is committed the tier has the old parameters, and the board's epoch may be the new
+  // While a step is committed a tier has the old parameters, and the board's epoch may be the new
   // one; all units are dirty after it.
-  if (tier_ != nullptr && !AtBoundary()) return false;
+  if (!tiers_->empty() && !AtBoundary()) return false;
   const absl::StatusOr<bool> filled = keeper_.Fill(units, shard_);
   if (!filled.ok()) {
     context_.Poison(Annotate(filled.status(),
@@ -150,6 +150,7 @@ bool Engine::MergeLocal(uint32_t rank, uint32_t unit) {
 
 bool Engine::MergeUnit(uint32_t unit) {
   if (!context_.memory().plan().unit(unit).has_optimizer) return false;
+  if (device_ != nullptr) return MergePresence(unit);
   if (unfinished_.value_or(unit) != unit) return false;
   MergeRecord& record = context_.board().merged(context_.me(), unit);
   Tag tag = NextTag(record, attempt_);

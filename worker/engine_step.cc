@@ -76,8 +76,17 @@ bool Engine::AnnounceReady() {
     if (context_.board().merged(context_.me(), unit).tag.load(std::memory_order_acquire) < last)
       return false;
   }
+  if (device_ != nullptr && !HasSums()) return false;
   if (IsPowerSafe() && !SealCommitted()) return false;
-  const ExactSum sum = Squares(last);
+  ExactSum sum;
+  if (device_ == nullptr) {
+    sum = Squares(last);
+  } else if (absl::StatusOr<ExactSum> on_device = SquaresOnDevice(last); on_device.ok()) {
+    sum = *on_device;
+  } else {
+    Abort(std::string(on_device.status().message()));
+    return false;
+  }
   static_assert(sizeof(sum) == sizeof(slot.norm));
   std::memcpy(slot.norm, &sum, sizeof(sum));
   ZS_FAULT_POINT("worker.step.before_ready");

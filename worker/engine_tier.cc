@@ -1,4 +1,4 @@
-// The engine's part in the NVMe tier: what a step seals, what moves between steps, what is counted.
+// The engine's part in tiers: what a step seals, what moves between steps, what is counted.
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -130,6 +130,13 @@ void Engine::MoveStates() {
 }
 
 void Engine::AddTierStats(internal::v1::Stats& stats) const {
+  if (mover_.has_value()) stats.set_move_left_bytes(mover_->LeftBytes());
+  if (device_ != nullptr) {
+    const DeviceCountersOfWorker counters = device_->counters();
+    stats.set_gpu_state_bytes(tiers_->HeldBytes(*device_));
+    stats.set_gpu_free_bytes(counters.free_bytes);
+    stats.set_gpu_busy_us(absl::ToInt64Microseconds(counters.busy));
+  }
   if (tier_ == nullptr) return;
   const TierCounters counters = tier_->counters();
   for (const TierPathCounters& path : counters.paths) {
@@ -146,8 +153,7 @@ void Engine::AddTierStats(internal::v1::Stats& stats) const {
   stats.set_nvme_retries(counters.retries);
   stats.set_nvme_damaged_images(counters.damaged_images);
   stats.set_nvme_failed_slots(counters.failed_slots);
-  stats.set_nvme_state_bytes(tier_->HeldBytes());
-  stats.set_move_left_bytes(mover_->LeftBytes());
+  stats.set_nvme_state_bytes(tiers_->HeldBytes(*tier_));
 }
 
 }  // namespace zeroshard

@@ -51,6 +51,10 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(internal::v1::Worke
         PartitionPlan::CreateLocal(*memory->layout_, memory->config(), memory->start_.lanes()));
   }
   ZS_RETURN_IF_ERROR(memory->PlanNvme());
+  if (DevicePlan::Exists(memory->config())) {
+    ZS_ASSIGN_OR_RETURN(memory->device_plan_,
+                        DevicePlan::Create(*memory->layout_, *memory->plan_, memory->config()));
+  }
   for (uint32_t worker = 0; worker < memory->workers(); ++worker) {
     memory->one_island_ &= memory->in_island(worker);
   }
@@ -104,6 +108,16 @@ absl::Status JobMemory::MapRegion(const WorkerRegion& region, UniqueFd fd) {
       return absl::OkStatus();
     case WorkerRegion::KIND_SLOT_TABLE:
       return map(Access::kReadWrite, slot_table_);
+    case WorkerRegion::KIND_DEVICE_TABLE:
+      return map(Access::kReadWrite, device_table_);
+    case WorkerRegion::KIND_DEVICE_COUNTERS:
+      return map(Access::kReadWrite, device_counters_);
+    case WorkerRegion::KIND_DEVICE_SHARED:
+      device_shared_ = std::move(fd);
+      return absl::OkStatus();
+    case WorkerRegion::KIND_DEVICE_STATES:
+      device_states_ = std::move(fd);
+      return absl::OkStatus();
     case WorkerRegion::KIND_IO_BUDGET:
       io_holder_ = index;
       return map(Access::kReadWrite, io_memory_);
@@ -144,6 +158,10 @@ absl::Status JobMemory::CheckRegions() const {
     return Missing("partition of enough bytes for worker", worker());
   if (nvme_plan_.has_value() && slot_table_.size() < nvme_plan_->table_bytes())
     return Missing("slot table of enough bytes for worker", worker());
+  if (device_plan_.has_value() && device_table_.size() < device_plan_->table_bytes())
+    return Missing("device table of enough bytes for worker", worker());
+  if (device_plan_.has_value() && device_counters_.size() < kDeviceCounterBytes)
+    return Missing("page of device counters for worker", worker());
   if (window_.size() < layout_->window_bytes())
     return Missing("parameter window of enough bytes", 0);
   const uint64_t user_bytes = UserStates::Bytes(ranks(), config().user_state_bytes());

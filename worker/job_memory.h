@@ -21,6 +21,8 @@
 #include "device/cpu/core_budget.h"
 #include "proto/internal.pb.h"
 #include "storage/board.h"
+#include "storage/device_counters.h"
+#include "storage/device_plan.h"
 #include "storage/layout.h"
 #include "storage/nvme_plan.h"
 #include "storage/partition.h"
@@ -46,6 +48,17 @@ class JobMemory {
   // Null in a job without an NVMe tier.
   const NvmePlan* nvme_plan() const { return nvme_plan_.has_value() ? &*nvme_plan_ : nullptr; }
   std::span<std::byte> slot_table() const { return slot_table_.bytes(); }
+  // Null in a job without a data plane; the same for what follows.
+  const DevicePlan* device_plan() const {
+    return device_plan_.has_value() ? &*device_plan_ : nullptr;
+  }
+  std::span<std::byte> device_table() const { return device_table_.bytes(); }
+  // The page, and the counters in it.
+  std::span<std::byte> device_counter_page() const { return device_counters_.bytes(); }
+  DeviceCounters& device_counters() const { return *device_counters_.As<DeviceCounters>(); }
+  // Descriptors of device memory that a predecessor made; not valid in the first worker.
+  const UniqueFd& device_shared() const { return device_shared_; }
+  const UniqueFd& device_states() const { return device_states_; }
   const Board& board() const { return *board_; }
   const UserStates& user_states() const { return *user_states_; }
 
@@ -115,6 +128,7 @@ class JobMemory {
   std::optional<PartitionPlan> plan_;
   std::optional<PartitionPlan> local_plan_;
   std::optional<NvmePlan> nvme_plan_;
+  std::optional<DevicePlan> device_plan_;
   std::optional<Board> board_;
   std::optional<UserStates> user_states_;
   MappedRegion partition_;
@@ -123,6 +137,8 @@ class JobMemory {
   MappedRegion user_state_memory_;
   MappedRegion core_memory_;
   MappedRegion slot_table_;
+  MappedRegion device_table_;
+  MappedRegion device_counters_;
   MappedRegion io_memory_;
   uint32_t io_holder_ = 0;
   std::optional<CoreShare> cores_;
@@ -130,6 +146,8 @@ class JobMemory {
   std::vector<MappedRegion> local_;       // by rank
   std::vector<MappedRegion> rank_pages_;  // by rank
   std::vector<UniqueFd> doorbells_;       // by worker
+  UniqueFd device_shared_;
+  UniqueFd device_states_;
   UniqueFd window_fd_;
   UniqueFd partition_fd_;
   UniqueFd listener_;

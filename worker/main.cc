@@ -25,6 +25,7 @@
 #include "worker/budget_gate.h"
 #include "worker/control_link.h"
 #include "worker/control_store.h"
+#include "worker/device_open.h"
 #include "worker/device_probe.h"
 #include "worker/engine.h"
 #include "worker/event_queue.h"
@@ -178,6 +179,26 @@ absl::StatusOr<OpenedTier> OpenTier(ControlLink& link, JobMemory& memory, Thread
   return opened;
 }
 
+// Null in a job without a data plane. Memory that was made belongs to the server from here on.
+absl::StatusOr<std::unique_ptr<DeviceShard>> OpenDevice(ControlLink& link, JobMemory& memory) {
+  if (!memory.config().data_plane()) return nullptr;
+  ZS_ASSIGN_OR_RETURN(std::unique_ptr<DeviceShard> device, OpenDeviceShard(memory));
+  internal::v1::FromWorker message;
+  std::vector<int> fds;
+  const std::vector<DeviceShard::Made> made = device->TakeMade();
+  for (const DeviceShard::Made& region : made) {
+    internal::v1::WorkerRegion& described = *message.mutable_device_regions()->add_regions();
+    described.set_kind(region.kind);
+    described.set_index(memory.worker());
+    described.set_bytes(region.bytes);
+    fds.push_back(region.fd.get());
+  }
+  if (fds.empty()) return device;
+  *message.mutable_device_regions()->mutable_device() = device->device();
+  ZS_RETURN_IF_ERROR(link.Send(message, fds));
+  return device;
+}
+
 // What a successor does, or a worker whose job goes on from its files; a sentence about it.
 absl::StatusOr<std::string> TakeUp(Engine& engine, const JobMemory& memory,
                                    const std::optional<TierResume>& resume) {
@@ -201,8 +222,10 @@ absl::Status RunWorker(ControlLink& link) {
   WorkerLoop loop(*memory, link, events, clock);
   ZS_ASSIGN_OR_RETURN(const std::unique_ptr<IoGate> gate, MakeGate(*memory, clock));
   ZS_ASSIGN_OR_RETURN(OpenedTier opened, OpenTier(link, *memory, *pool, gate.get()));
+  ZS_ASSIGN_OR_RETURN(std::unique_ptr<DeviceShard> device, OpenDevice(link, *memory));
   ZS_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
-                      Engine::Create(*memory, *pool, clock, loop, std::move(opened.tier)));
+                      Engine::Create(*memory, *pool, clock, loop, std::move(opened.tier),
+                                     std::move(device)));
   loop.SetEngine(engine.get());
   // Last made, first gone: the mesh's threads call the loop.
   ControlStore store(link);
@@ -238,6 +261,8 @@ int Main() {
   if (status.ok()) status = RunWorker(link);
   if (status.ok()) return EXIT_SUCCESS;
   LogError(absl::StrCat("worker ends error=\"", status.message(), "\""));
+  // A device that was lost to this process may be well in the next one.
+  if (absl::IsAborted(status)) return EXIT_FAILURE;
   internal::v1::FromWorker fatal;
   fatal.mutable_fatal()->set_code(static_cast<uint32_t>(status.raw_code()));
   fatal.mutable_fatal()->set_message(std::string(status.message()));

@@ -12,8 +12,8 @@
 
 namespace zeroshard {
 
-RankPort::RankPort(EngineContext& context, uint32_t rank)
-    : context_(context), rank_(rank), page_(context.memory().rank_page(rank)) {}
+RankPort::RankPort(EngineContext& context, uint32_t rank, DeviceShard* device)
+    : context_(context), rank_(rank), page_(context.memory().rank_page(rank)), device_(device) {}
 
 void RankPort::Hello(const trainer::v1::Hello& hello) {
   queue_.clear();
@@ -84,6 +84,7 @@ void RankPort::FinishTakeover() {
   rank.order_start.store(0, std::memory_order_release);
   rank.order_end.store(context_.board().attempt() << 32, std::memory_order_release);
   rank.arrival_request = 0;
+  if (device_ != nullptr) device_->StartCounters();
   page_->poisoned.store(0, std::memory_order_release);
   page_->generation.store(hello_->generation(), std::memory_order_release);
   ZS_FAULT_POINT("worker.hello.before_attached");
@@ -268,6 +269,7 @@ absl::Status RankPort::CheckQueued(const Request& request) const {
   if (!std::isfinite(scatter.weight()) || scatter.weight() < 0.0f) {
     return absl::InvalidArgumentError(absl::StrCat("gradient weight ", scatter.weight()));
   }
+  if (device_ != nullptr) return absl::OkStatus();
   return CheckWindow(scatter.window_offset(), unit.bytes());
 }
 
@@ -325,7 +327,7 @@ bool RankPort::IsReadable(uint32_t unit) {
   for (uint32_t worker = 0; worker < workers; ++worker) {
     if (board.initialized(worker, unit).load(std::memory_order_acquire) == 0) return false;
   }
-  if (context_.memory().plan().unit(unit).resident) return true;
+  if (context_.memory().plan().unit(unit).resident || device_ != nullptr) return true;
   if (board.evicting(unit).load() != 0) return false;
   const uint64_t epoch = board.header().epoch.load(std::memory_order_acquire);
   bool filled = true;

@@ -20,13 +20,16 @@
 
 #include "absl/status/status.h"
 #include "proto/trainer.pb.h"
+#include "worker/device_shard.h"
 #include "worker/engine_context.h"
 
 namespace zeroshard {
 
 class RankPort {
  public:
-  RankPort(EngineContext& context, uint32_t rank);
+  // `device`: of a job with a data plane, else null. Gradients and gathered parameters are the
+  // rank's own affair there, and only their order and presence are noted.
+  RankPort(EngineContext& context, uint32_t rank, DeviceShard* device = nullptr);
 
   // A stream of this rank opened; the reply goes out when the rank's place in the step is settled.
   void Hello(const trainer::v1::Hello& hello);
@@ -102,6 +105,7 @@ class RankPort {
   EngineContext& context_;
   const uint32_t rank_;
   RankPage* const page_;
+  DeviceShard* const device_;
   std::optional<trainer::v1::Hello> hello_;
   Takeover takeover_ = Takeover::kNone;
   uint64_t fence_ = 0;

@@ -40,7 +40,7 @@ absl::Status RankPort::Gather(const Request& request) {
   if (!gather.alone()) PostOrder(request.id(), gather);
   for (uint32_t unit : gather.units()) {
     CountGather(unit);
-    Pin(request.id(), unit, +1);
+    if (device_ == nullptr) Pin(request.id(), unit, +1);
   }
   posted_.push_back({.id = request.id(),
                      .kind = Posted::Kind::kGather,
@@ -73,6 +73,7 @@ absl::Status RankPort::Release(const Request& request) {
   ZS_RETURN_IF_ERROR(CheckUnits(request.release().units()));
   bool copied = false;
   for (uint32_t unit : request.release().units()) {
+    if (device_ != nullptr) break;
     Pin(request.id(), unit, -1);
     if (context_.memory().plan().unit(unit).resident) continue;
     copied = true;
@@ -168,7 +169,9 @@ bool RankPort::PostQueued() {
   const uint64_t id = request.id();
   const bool again = id <= slot().posted.load(std::memory_order_acquire);
   if (request.has_scatter()) {
-    if (again) {
+    if (again && device_ != nullptr) {
+      Complete(id, RankPage::kOk);
+    } else if (again) {
       const Tag tag = context_.board().contribution(request.scatter().unit(), rank_).tag.load();
       posted_.push_back(
           {request.id(), Posted::Kind::kScatter, {request.scatter().unit()}, tag, context_.now()});
@@ -215,7 +218,12 @@ bool RankPort::PostScatter(const Request& request, uint64_t attempt) {
     context_.MarkDirty(scatter.unit());
     ring_ = true;
   }
-  posted_.push_back({request.id(), Posted::Kind::kScatter, {scatter.unit()}, tag, context_.now()});
+  if (device_ != nullptr) {
+    Complete(request.id(), RankPage::kOk);
+  } else {
+    posted_.push_back(
+        {request.id(), Posted::Kind::kScatter, {scatter.unit()}, tag, context_.now()});
+  }
   return true;
 }
 

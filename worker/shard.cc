@@ -27,12 +27,12 @@ constexpr uint32_t kApplyMicroStep = kMaxMicroSteps;
 
 }  // namespace
 
-absl::StatusOr<Shard> Shard::Open(JobMemory& memory, ThreadPool& pool, StateTier* tier) {
+absl::StatusOr<Shard> Shard::Open(JobMemory& memory, ThreadPool& pool, TierSet& tiers) {
   ZS_ASSIGN_OR_RETURN(const DType dtype, DTypeFromProto(memory.config().accumulator_dtype()));
   ZS_ASSIGN_OR_RETURN(
       AccumulatorSpace accumulators,
       AccumulatorSpace::Open(memory.layout(), memory.plan(), memory.partition(), dtype));
-  Shard shard(memory, pool, tier, accumulators);
+  Shard shard(memory, pool, tiers, accumulators);
   if (memory.config().optimizer() != model::v1::OPTIMIZER_NONE) {
     ZS_ASSIGN_OR_RETURN(shard.kind_, OptimizerKindOf(memory.config()));
   }
@@ -225,33 +225,48 @@ std::vector<UnitUpdate> Shard::PrepareUpdates(const ApplyJob& job) const {
   return updates;
 }
 
-absl::Status Shard::Apply(const ApplyJob& job) const {
+Shard::TouchedChunks Shard::FindTouched(std::span<const UnitUpdate> updates) const {
   const PartitionPlan& plan = memory_->plan();
-  const std::vector<UnitUpdate> updates = PrepareUpdates(job);
-  std::vector<uint32_t> on_host;
-  std::vector<uint32_t> on_tier;  // or their parameters are
-  std::vector<bool> silent(plan.chunks().size());
+  TouchedChunks touched;
+  touched.silent.resize(plan.chunks().size());
   for (uint32_t chunk = 0; chunk < plan.chunks().size(); ++chunk) {
     if (!Touches(updates[plan.chunks()[chunk].unit].segments, plan.chunks()[chunk])) continue;
-    const bool held = tier_ != nullptr && tier_->Holds(chunk);
-    if (!held) on_host.push_back(chunk);
-    silent[chunk] = ParameterImageHeld(chunk) != kNoImage;
-    if (held || silent[chunk]) on_tier.push_back(chunk);
+    const ChunkTier* const holder = tiers_->HolderOf(chunk);
+    touched.silent[chunk] = ParameterImageHeld(chunk) != kNoImage;
+    if (holder == nullptr) touched.on_host.push_back(chunk);
+    if (holder != nullptr && holder == tiers_->device()) {
+      touched.on_device.push_back(chunk);
+    } else if (holder != nullptr || touched.silent[chunk]) {
+      touched.on_nvme.push_back(chunk);
+    }
   }
+  return touched;
+}
+
+absl::Status Shard::Apply(const ApplyJob& job) const {
+  const std::vector<UnitUpdate> updates = PrepareUpdates(job);
+  const TouchedChunks touched = FindTouched(updates);
+  if (tiers_->device() != nullptr) return ApplyWithDevice(job, updates, touched);
+  ApplyOnHost(job, updates, touched.on_host, touched.silent);
+  if (touched.on_nvme.empty()) return absl::OkStatus();
+  return ApplyOnTier(job, updates, touched.on_nvme);
+}
+
+void Shard::ApplyOnHost(const ApplyJob& job, std::span<const UnitUpdate> updates,
+                        std::span<const uint32_t> chunks, const std::vector<bool>& silent) const {
   const ProtectedPass pass{accumulators_.undo(),
                            {.tag = MakeTag(job.attempt, kApplyMicroStep) << 1 | 1, .op = kApplyOp}};
   RunProtected(
-      pass, on_host, [&](size_t items, auto fn) { pool_->ParallelFor(items, fn); },
+      pass, absl::MakeConstSpan(chunks.data(), chunks.size()),
+      [&](size_t items, auto fn) { pool_->ParallelFor(items, fn); },
       [&](uint32_t chunk) { return ApplyUndo(chunk); },
       [&](uint32_t chunk, uint64_t begin, uint64_t end) {
         ZS_FAULT_POINT("worker.apply.group");
-        const ChunkPlan& chunk_plan = plan.chunks()[chunk];
+        const ChunkPlan& chunk_plan = memory_->plan().chunks()[chunk];
         const UnitUpdate& update = updates[chunk_plan.unit];
         ApplyRange(*update.silent, silent[chunk] ? *update.silent : *update.writing,
                    chunk_plan.unit, chunk_plan.begin + begin, chunk_plan.begin + end);
       });
-  if (on_tier.empty()) return absl::OkStatus();
-  return ApplyOnTier(job, updates, on_tier);
 }
 
 void Shard::ApplyRange(const PreparedUpdate& silent, const PreparedUpdate& writing, uint32_t unit,

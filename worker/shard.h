@@ -3,8 +3,8 @@
 // Put, Accumulate, Norm, Apply and the checkpoint's reads and writes; when they may run is the
 // engine's business (worker/engine.h). Every pass that changes state in place runs under the undo
 // record, so that a successor that calls the same function with the same arguments finishes it bit
-// for bit. What of the partition is on the NVMe tier is read and written there
-// (worker/state_tier.h). Loop thread only; the work is spread over the pool's lanes.
+// for bit. What of the partition is in another tier is read and written there (worker/tier_set.h).
+// Loop thread only; the work is spread over the pool's lanes.
 #ifndef ZEROSHARD_WORKER_SHARD_H_
 #define ZEROSHARD_WORKER_SHARD_H_
 
@@ -27,7 +27,7 @@
 #include "worker/protected_pass.h"
 #include "worker/reduce_kernel.h"
 #include "worker/reduction_tree.h"
-#include "worker/state_tier.h"
+#include "worker/tier_set.h"
 #include "worker/unit_state.h"
 
 namespace zeroshard {
@@ -125,8 +125,8 @@ struct UnitUpdate;  // worker/unit_update.h
 
 class Shard {
  public:
-  // `tier` is null in a job without one; all must outlive this.
-  static absl::StatusOr<Shard> Open(JobMemory& memory, ThreadPool& pool, StateTier* tier = nullptr);
+  // All must outlive this.
+  static absl::StatusOr<Shard> Open(JobMemory& memory, ThreadPool& pool, TierSet& tiers);
 
   // Puts back what a killed predecessor tore; its pass is finished by calling it again.
   absl::Status Recover() const;
@@ -138,17 +138,18 @@ class Shard {
   // Copies the part of `values` (elements [offset, offset + elements) of the unit) that lies in
   // this worker's slices to the parameters at rest and the master, and notes it; where the window
   // is an island's own, all of it to a resident unit. Returns whether every grain of the unit has
-  // been put. What shall rest on the NVMe tier is there afterwards, as far as it was put whole; an
+  // been put. What shall rest in another tier is there afterwards, as far as it was put whole; an
   // error is the tier's, and the same put may be done again.
   absl::StatusOr<bool> Put(uint32_t unit, uint64_t offset, uint64_t elements,
                            const std::byte* values) const;
 
   const AccumulatorSpace& accumulators() const { return accumulators_; }
 
-  // Adds the squares of this worker's accumulated gradients of the present parameters.
+  // Adds the squares of this worker's accumulated gradients of the present parameters; of jobs
+  // without a data plane.
   void AddSquares(uint32_t unit, const Presence& present, ExactSum& sum) const;
 
-  // The optimizer update of all units, then the new parameters in the window. An error is the NVMe
+  // The optimizer update of all units, then the new parameters where they rest. An error is a
   // tier's: nothing that is committed has changed there, and the same job may be applied again.
   absl::Status Apply(const ApplyJob& job) const;
 
@@ -170,15 +171,15 @@ class Shard {
   // Copies the part `grains` of one of them in (see WriteStateArray), on the host.
   void WriteArray(uint32_t unit, const StateArray& array, GrainRange grains,
                   std::span<const std::byte> in) const;
-  // Reads all that is on the NVMe tier, and makes the parameters on the host whose states are
+  // Reads all that is in a tier, and makes the parameters on the host whose states are
   // there: each is its rounded master. For regions that are new; all units count as put afterwards.
   absl::Status RestoreParameters() const;
-  // Whether a part of the unit is on the NVMe tier now.
+  // Whether a part of the unit is in another tier now.
   bool OnTier(uint32_t unit) const;
 
-  // The grains of a unit in runs that are changed one after the other where states can be on the
-  // NVMe tier, so that little memory is taken at a time; else one run. Each run is opened, changed
-  // on the host, and settled.
+  // The grains of a unit in runs that are changed one after the other where states can be in
+  // another tier, so that little memory is taken at a time; else one run. Each run is opened,
+  // changed on the host, and settled.
   std::vector<GrainRange> Runs(uint32_t unit, GrainRange grains) const;
   // Brings what is on the tier to the host; kDropped: all of it will be written anew.
   enum class OldContents : uint8_t { kKept, kDropped };
@@ -191,16 +192,39 @@ class Shard {
   bool IsPut(uint32_t unit, GrainRange grains) const;
 
  private:
-  Shard(JobMemory& memory, ThreadPool& pool, StateTier* tier, AccumulatorSpace accumulators)
-      : memory_(&memory), pool_(&pool), tier_(tier), accumulators_(accumulators) {}
+  Shard(JobMemory& memory, ThreadPool& pool, TierSet& tiers, AccumulatorSpace accumulators)
+      : memory_(&memory), pool_(&pool), tiers_(&tiers), accumulators_(accumulators) {}
   // Bytes of the unit from `at` on into the window; past the caches when there are many.
   void CopyToWindow(uint32_t unit, uint64_t at, const std::byte* values, uint64_t bytes) const;
   UndoChunk ApplyUndo(uint32_t chunk) const;
   void ApplyRange(const PreparedUpdate& silent, const PreparedUpdate& writing, uint32_t unit,
                   uint64_t begin, uint64_t end) const;
   std::vector<UnitUpdate> PrepareUpdates(const ApplyJob& job) const;
+  // The chunks that an update touches, by where their states are.
+  struct TouchedChunks {
+    std::vector<uint32_t> on_host;
+    std::vector<uint32_t> on_nvme;  // or their parameters are
+    std::vector<uint32_t> on_device;
+    std::vector<bool> silent;  // by chunk: its parameters are written from the new master
+  };
+  TouchedChunks FindTouched(std::span<const UnitUpdate> updates) const;
+  void ApplyOnHost(const ApplyJob& job, std::span<const UnitUpdate> updates,
+                   std::span<const uint32_t> chunks, const std::vector<bool>& silent) const;
   absl::Status ApplyOnTier(const ApplyJob& job, std::span<const UnitUpdate> updates,
                            std::span<const uint32_t> chunks) const;
+  // Jobs with a data plane (shard_device.cc).
+  absl::Status ApplyWithDevice(const ApplyJob& job, std::span<const UnitUpdate> updates,
+                               const TouchedChunks& touched) const;
+  absl::Status ApplyOffDevice(const ApplyJob& job, std::span<const UnitUpdate> updates,
+                              const TouchedChunks& touched) const;
+  DeviceUpdate UpdateOnDevice(const UnitUpdate& update, uint32_t chunk) const;
+  // Nothing to do where parameters are not on a device: the run's come to the partition; those of
+  // the partition go there.
+  absl::Status OpenParameters(uint32_t unit, GrainRange run) const;
+  absl::Status SettleParameters(uint32_t unit, GrainRange run) const;
+  absl::Status ReadDeviceParameters(uint32_t unit, std::span<const StateArray> arrays,
+                                    GrainRange grains,
+                                    std::span<std::vector<std::byte>> outs) const;
   void RestoreFromImage(uint32_t chunk, std::byte* image) const;
   void UpdateImage(const UnitUpdate& update, const TierItem& item,
                    const TierBuffers& buffers) const;
@@ -214,7 +238,7 @@ class Shard {
 
   JobMemory* memory_;
   ThreadPool* pool_;
-  StateTier* tier_;
+  TierSet* tiers_;
   AccumulatorSpace accumulators_;
   OptimizerKind kind_ = OptimizerKind::kAdamW;  // of a job that has one
   std::vector<UnitState> states_;               // by unit; empty where there is no optimizer

@@ -1,4 +1,4 @@
-// The parts of a shard that know of the NVMe tier.
+// The parts of a shard that know of other places than the partition.
 #include <algorithm>
 #include <cstring>
 
@@ -20,7 +20,7 @@ GrainRange Intersect(GrainRange a, GrainRange b) {
   return {begin, std::max(begin, std::min(a.end, b.end))};
 }
 
-GrainRange GrainsOf(const NvmeImage& image) {
+GrainRange GrainsOf(const TierImage& image) {
   return {image.begin / kGrainElements, (image.begin + image.elements) / kGrainElements};
 }
 
@@ -35,9 +35,9 @@ std::span<std::byte> PartOf(std::span<std::byte> out, const StateArray& array, G
 }  // namespace
 
 uint32_t Shard::ParameterImageHeld(uint32_t chunk) const {
-  if (tier_ == nullptr) return kNoImage;
-  const uint32_t image = tier_->plan().parameter_image_of(chunk);
-  return tier_->Holds(image) ? image : kNoImage;
+  if (tiers_->nvme() == nullptr) return kNoImage;
+  const uint32_t image = tiers_->nvme()->plan().parameter_image_of(chunk);
+  return tiers_->nvme()->Holds(image) ? image : kNoImage;
 }
 
 absl::Status Shard::ApplyOnTier(const ApplyJob& job, std::span<const UnitUpdate> updates,
@@ -45,14 +45,14 @@ absl::Status Shard::ApplyOnTier(const ApplyJob& job, std::span<const UnitUpdate>
   std::vector<TierItem> items;
   for (const uint32_t chunk : chunks) {
     TierItem item{.write = ParameterImageHeld(chunk), .tag = chunk};
-    if (tier_->Holds(chunk)) {
+    if (tiers_->nvme()->Holds(chunk)) {
       item.read = chunk;
       item.rewrite = true;
     }
     items.push_back(item);
   }
-  ZS_RETURN_IF_ERROR(tier_->Open(job.attempt, job.step + 1));
-  return tier_->Run(items, [&](const TierItem& item, const TierBuffers& buffers) {
+  ZS_RETURN_IF_ERROR(tiers_->nvme()->Open(job.attempt, job.step + 1));
+  return tiers_->nvme()->Run(items, [&](const TierItem& item, const TierBuffers& buffers) {
     const uint32_t unit = memory_->plan().chunks()[item.tag].unit;
     UpdateImage(updates[unit], item, buffers);
     return absl::OkStatus();
@@ -67,7 +67,7 @@ void Shard::UpdateImage(const UnitUpdate& update, const TierItem& item,
   UnitState state = states_[chunk.unit];
   if (item.read != kNoImage) {
     ZS_FAULT_POINT("worker.tier.apply.chunk");
-    state = StateInImage(state, chunk, tier_->plan().shape(item.read), buffers.read);
+    state = StateInImage(state, chunk, tiers_->shape(item.read), buffers.read);
     UpdatePass pass = update.pass;
     UpdateArrays arrays = state.arrays;
     arrays.grad = pass.arrays.grad;
@@ -81,30 +81,32 @@ void Shard::UpdateImage(const UnitUpdate& update, const TierItem& item,
   if (item.write != kNoImage) {
     // Also those that no segment touches: each is its rounded master.
     ConvertElements(state.arrays.param + chunk.begin, DType::kFloat32,
-                    buffers.write + tier_->plan().shape(item.write).offset(0),
+                    buffers.write + tiers_->shape(item.write).offset(0),
                     memory_->layout().units()[chunk.unit].dtype, chunk.elements);
   }
 }
 
 absl::Status Shard::RestoreParameters() const {
-  std::vector<TierItem> items;
-  for (uint32_t image = 0; image < tier_->plan().images().size(); ++image) {
-    if (tier_->Holds(image)) items.push_back({.read = image});
+  std::vector<uint32_t> held;
+  for (uint32_t image = 0; image < tiers_->images().size(); ++image) {
+    if (tiers_->Holds(image)) held.push_back(image);
   }
-  ZS_RETURN_IF_ERROR(tier_->Run(items, [&](const TierItem& item, const TierBuffers& buffers) {
-    RestoreFromImage(item.read, buffers.read);
+  ZS_RETURN_IF_ERROR(tiers_->Read(held, [&](uint32_t image, std::byte* bytes) {
+    RestoreFromImage(image, bytes);
     return absl::OkStatus();
   }));
   for (uint32_t unit = 0; unit < memory_->layout().units().size(); ++unit) {
-    MarkPut(unit, {0, memory_->layout().units()[unit].grains});
+    const GrainRange all{0, memory_->layout().units()[unit].grains};
+    ZS_RETURN_IF_ERROR(SettleParameters(unit, all));
+    MarkPut(unit, all);
   }
   return absl::OkStatus();
 }
 
 void Shard::RestoreFromImage(uint32_t chunk, std::byte* image) const {
-  if (tier_->plan().images()[chunk].parameters || ParameterImageHeld(chunk) != kNoImage) return;
+  if (tiers_->images()[chunk].parameters || ParameterImageHeld(chunk) != kNoImage) return;
   const ChunkPlan& plan = memory_->plan().chunks()[chunk];
-  const UnitState state = StateInImage(states_[plan.unit], plan, tier_->plan().shape(chunk), image);
+  const UnitState state = StateInImage(states_[plan.unit], plan, tiers_->shape(chunk), image);
   const DType dtype = memory_->layout().units()[plan.unit].dtype;
   ConvertElements(state.arrays.param + plan.begin, DType::kFloat32,
                   memory_->parameters_at_rest(plan.unit) + plan.begin * SizeOf(dtype), dtype,
@@ -113,35 +115,39 @@ void Shard::RestoreFromImage(uint32_t chunk, std::byte* image) const {
 }
 
 std::vector<uint32_t> Shard::ParameterImages(uint32_t unit) const {
-  if (tier_ == nullptr) return {};
-  return tier_->ParameterImages(unit, 0, memory_->layout().units()[unit].elements());
+  return tiers_->ParameterImages(unit, 0, memory_->layout().units()[unit].elements());
 }
 
 absl::Status Shard::FillWindows(std::span<const uint32_t> units) const {
-  std::vector<TierItem> items;
+  std::vector<uint32_t> held;
   for (const uint32_t unit : units) {
+    if (tiers_->device() != nullptr) {
+      const GrainRange shard = memory_->plan().unit(unit).shard;
+      const uint64_t bytes = SizeOf(memory_->layout().units()[unit].dtype);
+      ZS_RETURN_IF_ERROR(tiers_->device()->ReadParameters(
+          unit, shard, memory_->unit_window(unit) + shard.first_element() * bytes));
+      continue;
+    }
     const std::vector<uint32_t> images = ParameterImages(unit);
-    if (std::none_of(images.begin(), images.end(), [&](uint32_t i) { return tier_->Holds(i); })) {
+    if (std::none_of(images.begin(), images.end(), [&](uint32_t i) { return tiers_->Holds(i); })) {
       FillWindow(unit);
       continue;
     }
     const uint64_t element_bytes = SizeOf(memory_->layout().units()[unit].dtype);
     for (const uint32_t image : images) {
-      if (tier_->Holds(image)) {
-        items.push_back({.read = image});
+      if (tiers_->Holds(image)) {
+        held.push_back(image);
         continue;
       }
-      const NvmeImage& part = tier_->plan().images()[image];
+      const TierImage& part = tiers_->images()[image];
       const uint64_t at = part.begin * element_bytes;
       CopyToWindow(unit, at, memory_->parameters_at_rest(unit) + at, part.elements * element_bytes);
     }
   }
-  if (items.empty()) return absl::OkStatus();
-  return tier_->Run(items, [&](const TierItem& item, const TierBuffers& buffers) {
-    const NvmeImage& part = tier_->plan().images()[item.read];
+  return tiers_->Read(held, [&](uint32_t image, std::byte* bytes) {
+    const TierImage& part = tiers_->images()[image];
     const uint64_t element_bytes = SizeOf(memory_->layout().units()[part.unit].dtype);
-    CopyToWindow(part.unit, part.begin * element_bytes,
-                 buffers.read + tier_->plan().shape(item.read).offset(0),
+    CopyToWindow(part.unit, part.begin * element_bytes, bytes + tiers_->shape(image).offset(0),
                  part.elements * element_bytes);
     return absl::OkStatus();
   });
@@ -159,23 +165,23 @@ absl::Status Shard::ReadParameters(uint32_t unit, std::span<std::byte> out) cons
 }
 
 bool Shard::OnTier(uint32_t unit) const {
-  if (tier_ == nullptr) return false;
+  if (tiers_->device() != nullptr) return true;
   const std::vector<uint32_t> images = ImagesOf(unit, {0, memory_->layout().units()[unit].grains});
   return std::any_of(images.begin(), images.end(),
-                     [&](uint32_t image) { return tier_->Holds(image); });
+                     [&](uint32_t image) { return tiers_->Holds(image); });
 }
 
 std::vector<uint32_t> Shard::ImagesOf(uint32_t unit, GrainRange run) const {
   const uint64_t end = run.end * kGrainElements;
-  std::vector<uint32_t> images = tier_->StateImages(unit, run.first_element(), end);
-  const std::vector<uint32_t> parameters = tier_->ParameterImages(unit, run.first_element(), end);
+  std::vector<uint32_t> images = tiers_->StateImages(unit, run.first_element(), end);
+  const std::vector<uint32_t> parameters = tiers_->ParameterImages(unit, run.first_element(), end);
   images.insert(images.end(), parameters.begin(), parameters.end());
   return images;
 }
 
 std::vector<GrainRange> Shard::Runs(uint32_t unit, GrainRange grains) const {
   std::vector<GrainRange> runs;
-  if (tier_ == nullptr) {
+  if (tiers_->empty()) {
     runs.push_back(grains);
     return runs;
   }
@@ -197,19 +203,19 @@ std::vector<GrainRange> Shard::Runs(uint32_t unit, GrainRange grains) const {
 }
 
 absl::Status Shard::OpenRun(uint32_t unit, GrainRange run, OldContents old) const {
-  if (tier_ == nullptr) return absl::OkStatus();
   const std::vector<uint32_t> images = ImagesOf(unit, run);
-  return old == OldContents::kKept ? tier_->Promote(images) : tier_->Discard(images);
+  if (old == OldContents::kDropped) return tiers_->Discard(images);
+  ZS_RETURN_IF_ERROR(OpenParameters(unit, run));
+  return tiers_->Promote(images);
 }
 
 absl::Status Shard::SettleRun(uint32_t unit, GrainRange run) const {
+  ZS_RETURN_IF_ERROR(SettleParameters(unit, run));
   MarkPut(unit, run);
-  if (tier_ == nullptr) return absl::OkStatus();
   std::vector<uint32_t> images = ImagesOf(unit, run);
-  std::erase_if(images, [&](uint32_t image) {
-    return !tier_->AtHome(image) || !IsPut(unit, GrainsOf(tier_->plan().images()[image]));
-  });
-  return tier_->Demote(images);
+  std::erase_if(images,
+                [&](uint32_t image) { return !IsPut(unit, GrainsOf(tiers_->images()[image])); });
+  return tiers_->Settle(images);
 }
 
 absl::Status Shard::ReadArrays(uint32_t unit, std::span<const StateArray> arrays, GrainRange grains,
@@ -236,33 +242,35 @@ absl::Status Shard::ReadArrays(uint32_t unit, std::span<const StateArray> arrays
     read(states_[unit], arrays, true, grains);
     return absl::OkStatus();
   }
-  std::vector<TierItem> items;
+  std::vector<uint32_t> held;
   const uint64_t end = grains.end * kGrainElements;
   for (const uint32_t image : ImagesOf(unit, grains)) {
-    const NvmeImage& described = tier_->plan().images()[image];
-    if (tier_->Holds(image)) {
-      items.push_back({.read = image});
+    const TierImage& described = tiers_->images()[image];
+    if (tiers_->Holds(image)) {
+      held.push_back(image);
     } else {
       read(states_[unit], arrays, described.parameters, GrainsOf(described));
     }
   }
-  if (tier_->ParameterImages(unit, grains.first_element(), end).empty()) {
+  if (tiers_->device() != nullptr) {
+    ZS_RETURN_IF_ERROR(ReadDeviceParameters(unit, arrays, grains, outs));
+  } else if (tiers_->ParameterImages(unit, grains.first_element(), end).empty()) {
     read(states_[unit], arrays, true, grains);
   }
   const auto& slots = memory_->config().state_slots();
   const std::vector<std::string> names(slots.begin(), slots.end());
-  return tier_->Run(items, [&](const TierItem& item, const TierBuffers& buffers) {
-    const NvmeImage& image = tier_->plan().images()[item.read];
-    const ChunkShape& shape = tier_->plan().shape(item.read);
+  return tiers_->Read(held, [&](uint32_t number, std::byte* bytes) {
+    const TierImage& image = tiers_->images()[number];
+    const ChunkShape& shape = tiers_->shape(number);
     std::vector<StateArray> sources;
     UnitState state = states_[unit];
     if (image.parameters) {
       sources.push_back({std::string(kKindParameter),
                          memory_->layout().units()[unit].dtype,
                          GrainsOf(image),
-                         {buffers.read + shape.offset(0), shape.arrays()[0].bytes}});
+                         {bytes + shape.offset(0), shape.arrays()[0].bytes}});
     } else {
-      state = StateInImage(state, memory_->plan().chunks()[item.read], shape, buffers.read);
+      state = StateInImage(state, memory_->plan().chunks()[number], shape, bytes);
       AppendStateArrays(state, names, /*master=*/true, GrainsOf(image), sources);
     }
     read(state, sources, image.parameters, GrainsOf(image));

@@ -19,15 +19,14 @@ constexpr absl::Duration kRestAfterError = absl::Seconds(10);
 }  // namespace
 
 void StateMover::OnCommand(const internal::v1::MoveStates& command) {
-  const NvmeTarget target =
-      command.to() == model::v1::TIER_NVME ? NvmeTarget::kNvme : NvmeTarget::kHost;
   std::vector<bool> chosen(context_.layout().units().size(), command.units().empty());
   for (const uint32_t unit : command.units()) {
     if (unit < chosen.size()) chosen[unit] = true;
   }
-  for (uint32_t image = 0; image < tier_.plan().chunks(); ++image) {
-    const NvmeImage& described = tier_.plan().images()[image];
-    if (described.elements > 0 && chosen[described.unit]) tier_.SetTarget(image, target);
+  for (uint32_t image = 0; image < tiers_.images().size(); ++image) {
+    const TierImage& described = tiers_.images()[image];
+    if (described.elements == 0 || described.parameters || !chosen[described.unit]) continue;
+    tiers_.SetTarget(image, command.to());
   }
   bytes_per_second_ = command.bytes_per_second();
   next_ = context_.now();
@@ -37,8 +36,8 @@ void StateMover::OnCommand(const internal::v1::MoveStates& command) {
 }
 
 bool StateMover::IsMisplaced(uint32_t image) const {
-  const NvmeImage& described = tier_.plan().images()[image];
-  return described.elements > 0 && tier_.Holds(image) != tier_.AtHome(image) &&
+  const TierImage& described = tiers_.images()[image];
+  return described.elements > 0 && tiers_.HolderOf(image) != tiers_.HomeOf(image) &&
          shard_.IsPut(described.unit, {described.begin / kGrainElements,
                                        (described.begin + described.elements) / kGrainElements});
 }
@@ -46,14 +45,14 @@ bool StateMover::IsMisplaced(uint32_t image) const {
 uint64_t StateMover::LeftBytes() const {
   uint64_t bytes = 0;
   if (!pending_) return bytes;
-  for (uint32_t image = 0; image < tier_.plan().images().size(); ++image) {
-    if (IsMisplaced(image)) bytes += tier_.BytesOf(image);
+  for (uint32_t image = 0; image < tiers_.images().size(); ++image) {
+    if (IsMisplaced(image)) bytes += tiers_.BytesOf(image);
   }
   return bytes;
 }
 
 std::vector<uint32_t> StateMover::NextSlice() {
-  const auto images = static_cast<uint32_t>(tier_.plan().images().size());
+  const auto images = static_cast<uint32_t>(tiers_.images().size());
   // Of a bounded rate a tenth of a second's share.
   const uint64_t enough = bytes_per_second_ == 0 ? ~uint64_t{0} : bytes_per_second_ / 10;
   uint64_t bytes = 0;
@@ -62,19 +61,11 @@ std::vector<uint32_t> StateMover::NextSlice() {
     cursor_ = cursor_ < images ? cursor_ : 0;
     if (IsMisplaced(cursor_)) {
       slice.push_back(cursor_);
-      bytes += tier_.BytesOf(cursor_);
+      bytes += tiers_.BytesOf(cursor_);
     }
     ++cursor_;
   }
   return slice;
-}
-
-absl::Status StateMover::Move(const std::vector<uint32_t>& images) {
-  std::vector<uint32_t> to_host;
-  std::vector<uint32_t> to_nvme;
-  for (const uint32_t image : images) (tier_.Holds(image) ? to_host : to_nvme).push_back(image);
-  ZS_RETURN_IF_ERROR(tier_.Promote(to_host));
-  return tier_.Demote(to_nvme);
 }
 
 void StateMover::Advance() {
@@ -87,7 +78,7 @@ void StateMover::Advance() {
     return;
   }
   ZS_FAULT_POINT("worker.tier.move");
-  const absl::Status status = Move(slice);
+  const absl::Status status = tiers_.Move(slice);
   const absl::Duration took = context_.now() - start;
   if (!status.ok()) {
     LogWarn(absl::StrCat("states are not moved error=\"", status.message(), "\""));
@@ -95,7 +86,7 @@ void StateMover::Advance() {
     return;
   }
   uint64_t bytes = 0;
-  for (const uint32_t image : slice) bytes += tier_.BytesOf(image);
+  for (const uint32_t image : slice) bytes += tiers_.BytesOf(image);
   moved_ += bytes;
   if (took > kLongSlice) slice_ = std::max(1u, slice_ / 2);
   if (took < kLongSlice / 2) slice_ = std::min(kMaxSlice, slice_ * 2);

@@ -14,14 +14,14 @@
 #include "proto/internal.pb.h"
 #include "worker/engine_context.h"
 #include "worker/shard.h"
-#include "worker/state_tier.h"
+#include "worker/tier_set.h"
 
 namespace zeroshard {
 
 class StateMover {
  public:
-  StateMover(StateTier& tier, const Shard& shard, EngineContext& context)
-      : tier_(tier), shard_(shard), context_(context) {}
+  StateMover(TierSet& tiers, const Shard& shard, EngineContext& context)
+      : tiers_(tiers), shard_(shard), context_(context) {}
 
   void OnCommand(const internal::v1::MoveStates& command);
   // Something may be where it shall not rest.
@@ -39,9 +39,8 @@ class StateMover {
   // Whether a state image holds values and is not where it shall rest.
   bool IsMisplaced(uint32_t image) const;
   std::vector<uint32_t> NextSlice();
-  absl::Status Move(const std::vector<uint32_t>& images);
 
-  StateTier& tier_;
+  TierSet& tiers_;
   const Shard& shard_;
   EngineContext& context_;
   bool pending_ = false;

@@ -6,16 +6,18 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
-#include "base/log.h"
-#include "base/shared_memory.h"
 #include "base/status.h"
-#include "base/strings.h"
-#include "storage/bytes.h"
 
 namespace zeroshard {
 namespace {
 
-constexpr uint64_t kPage = 4096;
+std::vector<ImagePages> PagesOf(const NvmePlan& plan) {
+  std::vector<ImagePages> pages;
+  for (const NvmeImage& image : plan.images()) {
+    pages.push_back({image.unit, image.parameters, image.arrays});
+  }
+  return pages;
+}
 
 std::vector<TierItem> ItemsOf(std::span<const uint32_t> images, bool read) {
   std::vector<TierItem> items;
@@ -29,7 +31,7 @@ std::vector<TierItem> ItemsOf(std::span<const uint32_t> images, bool read) {
 }  // namespace
 
 StateTier::StateTier(const JobMemory& memory, std::unique_ptr<NvmeTier> tier)
-    : memory_(memory), tier_(std::move(tier)) {}
+    : memory_(memory), tier_(std::move(tier)), pages_(memory, PagesOf(tier_->plan())) {}
 
 absl::Status StateTier::Recover() {
   ZS_RETURN_IF_ERROR(FollowCommit());
@@ -82,7 +84,7 @@ absl::Status StateTier::Promote(std::span<const uint32_t> images) {
   std::vector<uint32_t> held;
   for (const uint32_t image : images) {
     if (!Holds(image)) continue;
-    ZS_RETURN_IF_ERROR(Reserve(image));
+    ZS_RETURN_IF_ERROR(pages_.Reserve(image));
     held.push_back(image);
   }
   if (held.empty()) return absl::OkStatus();
@@ -135,82 +137,14 @@ absl::Status StateTier::Demote(std::span<const uint32_t> images) {
   return absl::OkStatus();
 }
 
+absl::Status StateTier::Read(std::span<const uint32_t> images, Reader reader) {
+  return Run(ItemsOf(images, /*read=*/true), [&](const TierItem& item, const TierBuffers& buffers) {
+    return reader(item.read, buffers.read);
+  });
+}
+
 void StateTier::Punch(uint32_t image) const {
-  for (size_t array = 0; array < plan().images()[image].arrays.size(); ++array) {
-    PunchArray(image, array);
-  }
-}
-
-// Gives back the pages of which all bytes are the array's, or those of its neighbours that are on
-// the tier, too. In a tiered job each unit's part of a kind of state has its pages for itself.
-void StateTier::PunchArray(uint32_t image, size_t array) const {
-  const std::span<const NvmeImage> images = plan().images();
-  const auto begin_of = [&](uint32_t i) { return images[i].arrays[array].offset; };
-  const auto end_of = [&](uint32_t i) { return begin_of(i) + images[i].arrays[array].array.bytes; };
-  const auto follows = [&](uint32_t left, uint32_t right) {
-    return images[left].unit == images[right].unit && array < images[left].arrays.size() &&
-           array < images[right].arrays.size() &&
-           images[left].parameters == images[right].parameters && end_of(left) == begin_of(right);
-  };
-  uint32_t first = image;
-  while (begin_of(first) % kPage != 0 && first > 0 && follows(first - 1, first) &&
-         Holds(first - 1)) {
-    --first;
-  }
-  uint32_t last = image;
-  const auto has_next = [&] { return last + 1 < images.size() && follows(last, last + 1); };
-  while (end_of(last) % kPage != 0 && has_next() && Holds(last + 1)) ++last;
-  uint64_t end = end_of(last);
-  if (!has_next() && memory_.config().tiered()) end = RoundUpTo(end, kPage);
-  const absl::Status status =
-      PunchHole(memory_.partition_fd(), begin_of(first), end - begin_of(first));
-  if (!status.ok()) {
-    LogWarn(absl::StrCat("partition pages not given back image=", image, " error=\"",
-                         status.message(), "\""));
-  }
-}
-
-// Memory for what comes to the host: an error now rather than a signal at the first touch.
-absl::Status StateTier::Reserve(uint32_t image) const {
-  for (const PartitionArray& array : plan().images()[image].arrays) {
-    ZS_RETURN_IF_ERROR(
-        Annotate(zeroshard::Reserve(memory_.partition_fd(), array.offset, array.array.bytes),
-                 absl::StrCat("memory for states of job ", memory_.start().job())));
-  }
-  return absl::OkStatus();
-}
-
-uint64_t StateTier::HeldBytes() const {
-  uint64_t bytes = 0;
-  for (uint32_t image = 0; image < plan().images().size(); ++image) {
-    if (Holds(image)) bytes += BytesOf(image);
-  }
-  return bytes;
-}
-
-std::vector<uint32_t> StateTier::StateImages(uint32_t unit, uint64_t begin, uint64_t end) const {
-  const UnitPlan& unit_plan = memory_.plan().unit(unit);
-  std::vector<uint32_t> images;
-  for (uint32_t i = 0; i < unit_plan.chunks; ++i) {
-    const NvmeImage& image = plan().images()[unit_plan.first_chunk + i];
-    if (image.elements == 0 || image.begin + image.elements <= begin) continue;
-    if (image.begin >= end) break;
-    images.push_back(unit_plan.first_chunk + i);
-  }
-  return images;
-}
-
-std::vector<uint32_t> StateTier::ParameterImages(uint32_t unit, uint64_t begin,
-                                                 uint64_t end) const {
-  const NvmePlan::ImageRange range = plan().parameter_images(unit);
-  std::vector<uint32_t> images;
-  for (uint32_t image = range.first; image < range.first + range.count; ++image) {
-    const NvmeImage& described = plan().images()[image];
-    if (described.begin + described.elements <= begin) continue;
-    if (described.begin >= end) break;
-    images.push_back(image);
-  }
-  return images;
+  pages_.Punch(image, [&](uint32_t other) { return Holds(other); });
 }
 
 }  // namespace zeroshard

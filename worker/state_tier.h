@@ -17,20 +17,21 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "worker/chunk_tier.h"
 #include "worker/job_memory.h"
 #include "worker/nvme_tier.h"
+#include "worker/partition_pages.h"
 
 namespace zeroshard {
 
-class StateTier {
+class StateTier final : public ChunkTier {
  public:
   // `memory` must outlive this.
   StateTier(const JobMemory& memory, std::unique_ptr<NvmeTier> tier);
 
   const NvmePlan& plan() const { return tier_->plan(); }
-  bool Holds(uint32_t image) const { return image != kNoImage && tier_->Holds(image); }
-  // Whether the image shall rest on the tier.
-  bool AtHome(uint32_t image) const { return image != kNoImage && tier_->AtHome(image); }
+  bool Holds(uint32_t image) const override { return image != kNoImage && tier_->Holds(image); }
+  bool AtHome(uint32_t image) const override { return image != kNoImage && tier_->AtHome(image); }
   void SetTarget(uint32_t image, NvmeTarget target) { tier_->SetTarget(image, target); }
 
   // Gives back memory of what is on the tier, which a predecessor may have left.
@@ -51,23 +52,11 @@ class StateTier {
   const std::string& resumed_extra() const { return tier_->resumed_extra(); }
   absl::Status ConfirmResume() { return tier_->ConfirmResume(); }
 
-  // Between two steps. The images' contents are in the partition afterwards; those that are there
-  // already stay.
-  absl::Status Promote(std::span<const uint32_t> images);
-  // The same without their contents, which will be written anew: no need to read them.
-  absl::Status Discard(std::span<const uint32_t> images);
-  // The images' contents are on the tier afterwards, and their memory is given back.
-  absl::Status Demote(std::span<const uint32_t> images);
-
-  // The state images [first, end) of chunks of `unit` that have elements of [begin, end), or
-  // likewise its parameter images; those without room on the tier left out.
-  std::vector<uint32_t> StateImages(uint32_t unit, uint64_t begin, uint64_t end) const;
-  std::vector<uint32_t> ParameterImages(uint32_t unit, uint64_t begin, uint64_t end) const;
-
-  // Bytes of an image's arrays.
-  uint64_t BytesOf(uint32_t image) const { return tier_->plan().shape(image).payload_bytes(); }
-  // Of all that are on the tier.
-  uint64_t HeldBytes() const;
+  // Between two steps.
+  absl::Status Promote(std::span<const uint32_t> images) override;
+  absl::Status Discard(std::span<const uint32_t> images) override;
+  absl::Status Demote(std::span<const uint32_t> images) override;
+  absl::Status Read(std::span<const uint32_t> images, Reader reader) override;
 
   void Tick() { tier_->Tick(); }
   TierCounters counters() const { return tier_->counters(); }
@@ -78,11 +67,10 @@ class StateTier {
   // Opens the committed attempt, for what moves between two steps.
   absl::Status BeginCommitted();
   void Punch(uint32_t image) const;
-  void PunchArray(uint32_t image, size_t array) const;
-  absl::Status Reserve(uint32_t image) const;
 
   const JobMemory& memory_;
   std::unique_ptr<NvmeTier> tier_;
+  const PartitionPages pages_;
   uint64_t committed_ = kNothing;  // the last attempt that the tier was told of
   uint64_t open_ = kNothing;
 };

@@ -39,6 +39,7 @@ absl::Status WorkerLoop::Run() {
     if (RunShardCommands()) engine_->Advance();
     engine_->MoveStates();
     ZS_RETURN_IF_ERROR(send_status_);
+    ZS_RETURN_IF_ERROR(engine_->health());
     const absl::Duration now = clock_.Elapsed();
     if (now >= next_tick_) {
       engine_->Tick();

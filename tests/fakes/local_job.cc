@@ -2,15 +2,18 @@
 
 #include <signal.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
+#include <sstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/fault_point.h"
+#include "base/fd_passing.h"
 #include "base/shared_memory.h"
 #include "storage/layout_proto.h"
 #include "worker/reduce_kernel.h"
@@ -108,9 +111,11 @@ LocalJob::LocalJob(LocalJobOptions options)
       workers_(options_.workers),
       next_id_(ranks(), 0),
       sent_(ranks()),
-      rank_generation_(ranks(), 0) {
+      rank_generation_(ranks(), 0),
+      made_(options_.workers) {
   layout_ = std::make_unique<Layout>(Must(LayoutFromProto(options_.manifest, options_.workers)));
   CreateRegions();
+  if (options_.in_processes) return;
   if (options_.resume) {
     const ManifestState state = Must(Resumable(options_));
     // Above what any worker has seen.
@@ -169,6 +174,11 @@ void LocalJob::CreateRegions() {
       AddRegion(WorkerRegion::KIND_SLOT_TABLE, w,
                 Must(NvmePlan::Create(*layout_, plan, config, weights)).table_bytes(), w);
     }
+    if (DevicePlan::Exists(config)) {
+      const DevicePlan device = Must(DevicePlan::Create(*layout_, plan, config));
+      AddRegion(WorkerRegion::KIND_DEVICE_TABLE, w, device.table_bytes(), w);
+      AddRegion(WorkerRegion::KIND_DEVICE_COUNTERS, w, kDeviceCounterBytes, w);
+    }
     doorbells_.emplace_back(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   }
 }
@@ -211,11 +221,17 @@ void LocalJob::StartWorker(uint32_t w, bool recover) {
   for (uint32_t i = 0; i < options_.workers; ++i) {
     if (island_of(i) == island_of(w)) add(WorkerRegion::KIND_DOORBELL, i, 0, doorbells_[i]);
   }
+  for (const DeviceShard::Made& made : made_[w]) add(made.kind, w, made.bytes, made.fd);
+  start.mutable_device()->set_ordinal(w);
   Worker& worker = workers_[w];
+  worker.engine.reset();  // its device uses the memory
   worker = {};
   worker.memory = Must(JobMemory::Create(std::move(start), std::move(fds)));
   worker.pool = Must(ThreadPool::Create({.threads = static_cast<int>(options_.lanes)}));
-  worker.engine = Must(Engine::Create(*worker.memory, *worker.pool, clock_, *output_, OpenTier(w)));
+  std::unique_ptr<DeviceShard> device = OpenDevice(w);
+  worker.device = device.get();
+  worker.engine = Must(Engine::Create(*worker.memory, *worker.pool, clock_, *output_, OpenTier(w),
+                                      std::move(device)));
   if (options_.islands) Must(worker.engine->Connect(mesh_->end(w)));
   if (recover) Must(worker.engine->Recover().status());
   if (resume_.has_value()) Must(worker.engine->Resume(resume_->committed));
@@ -273,13 +289,23 @@ std::unique_ptr<NvmeTier> LocalJob::OpenTier(uint32_t w) {
   return Must(NvmeTier::Open(*memory.nvme_plan(), TierOptions(w)));
 }
 
+std::unique_ptr<DeviceShard> LocalJob::OpenDevice(uint32_t w) {
+  if (!options_.config.data_plane()) return nullptr;
+  std::unique_ptr<DeviceShard> device = Must(options_.open_device(*workers_[w].memory));
+  for (DeviceShard::Made& made : device->TakeMade()) made_[w].push_back(std::move(made));
+  return device;
+}
+
 void LocalJob::RestartWorker(uint32_t w) {
   StartWorker(w, true);
   if (options_.islands) BreakMesh();
 }
 
 bool LocalJob::RunInChild(const std::string& faults, absl::Duration delay) {
-  for (Worker& worker : workers_) worker = {};  // their threads do not come along
+  for (Worker& worker : workers_) {
+    worker.engine.reset();
+    worker = {};  // their threads do not come along
+  }
   const pid_t child = fork();
   if (child == 0) {
     ResetFaultPoints();
@@ -299,6 +325,67 @@ bool LocalJob::RunInChild(const std::string& faults, absl::Duration delay) {
   ZS_CHECK(WIFSIGNALED(status) || WEXITSTATUS(status) == 0, "the child failed");
   for (uint32_t w = 0; w < options_.workers; ++w) RestartWorker(w);
   for (uint32_t rank = 0; rank < ranks(); ++rank) Reconnect(rank);
+  return WIFSIGNALED(status);
+}
+
+void LocalJob::StartProcess(bool recover) {
+  for (uint32_t w = 0; w < options_.workers; ++w) StartWorker(w, recover);
+  const uint64_t dead = next_generation();
+  for (uint32_t w = 0; w < options_.workers && recover; ++w) engine(w).OnDropAttempt(dead);
+  for (uint32_t rank = 0; rank < ranks(); ++rank) Hello(rank, false);
+}
+
+// A byte with the descriptors for each worker.
+void LocalJob::SendMade(int socket) {
+  for (const std::vector<DeviceShard::Made>& made : made_) {
+    std::vector<int> fds;
+    std::string kinds;
+    for (const DeviceShard::Made& region : made) {
+      fds.push_back(region.fd.get());
+      absl::StrAppend(&kinds, static_cast<int>(region.kind), " ", region.bytes, " ");
+    }
+    Must(SendMessage(socket, kinds.empty() ? "-" : kinds, fds, absl::Seconds(10)));
+  }
+}
+
+void LocalJob::ReceiveMade(int socket) {
+  for (std::vector<DeviceShard::Made>& made : made_) {
+    absl::StatusOr<Message> message = ReceiveMessage(socket, absl::Seconds(60));
+    if (!message.ok()) return;  // it died before
+    std::istringstream words(message->bytes);
+    for (UniqueFd& fd : message->fds) {
+      int kind = 0;
+      uint64_t bytes = 0;
+      words >> kind >> bytes;
+      made.push_back({static_cast<WorkerRegion::Kind>(kind), bytes, std::move(fd)});
+    }
+  }
+  was_started_ = true;
+}
+
+bool LocalJob::RunProcess(const std::string& faults, const std::function<void()>& work) {
+  int sockets[2];
+  ZS_CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) == 0, "socketpair");
+  UniqueFd ours(sockets[0]);
+  UniqueFd theirs(sockets[1]);
+  generation_ += 1000;  // of the child's
+  const pid_t child = fork();
+  if (child == 0) {
+    ours.reset();
+    ResetFaultPoints();
+    Must(ArmFaultPoints(faults));
+    StartProcess(was_started_);
+    if (!was_started_) SendMade(theirs.get());
+    Run();
+    work();
+    _exit(0);
+  }
+  theirs.reset();
+  if (!was_started_) ReceiveMade(ours.get());
+  int status = 0;
+  ZS_CHECK(waitpid(child, &status, 0) == child, "wait");
+  ZS_CHECK(WIFSIGNALED(status) || WEXITSTATUS(status) == 0, "the child failed");
+  ZS_CHECK(!WIFSIGNALED(status) || WTERMSIG(status) == SIGKILL, "the child crashed");
   return WIFSIGNALED(status);
 }
 
@@ -437,6 +524,16 @@ std::vector<uint64_t> LocalJob::ScatterAll(uint32_t rank, uint32_t micro_step,
     if (!any) continue;
     ConvertElements(flat.data(), DType::kFloat32, gradient_window(rank) + offset, unit.dtype,
                     flat.size());
+    if (options_.data_plane != nullptr) {
+      Presence bits = {};
+      std::memcpy(bits.data(), present.data(), present.size());
+      options_.data_plane->Scatter({.rank = rank,
+                                    .unit = u,
+                                    .micro_step = micro_step,
+                                    .values = {gradient_window(rank) + offset, unit.bytes()},
+                                    .present = bits,
+                                    .weight = weight == 0.0f ? 1.0f : weight});
+    }
     trainer::v1::SessionRequest request;
     request.mutable_scatter()->set_unit(u);
     request.mutable_scatter()->set_micro_step(micro_step);
@@ -454,6 +551,9 @@ std::vector<uint64_t> LocalJob::ScatterAll(uint32_t rank, uint32_t micro_step,
 
 uint64_t LocalJob::Step(uint32_t rank, uint32_t micro_steps, double lr,
                         const std::string& user_state, double weight_total) {
+  if (options_.data_plane != nullptr) {
+    options_.data_plane->Boundary(rank, memory(home(rank)).board().attempt());
+  }
   trainer::v1::SessionRequest request;
   trainer::v1::Step& step = *request.mutable_step();
   step.set_micro_steps(micro_steps);

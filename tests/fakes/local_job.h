@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -18,13 +19,33 @@
 #include "base/clock.h"
 #include "device/cpu/thread_pool.h"
 #include "proto/internal.pb.h"
+#include "storage/board.h"
 #include "storage/layout.h"
 #include "tests/fakes/loopback_mesh.h"
+#include "worker/device_shard.h"
 #include "worker/engine.h"
 #include "worker/job_memory.h"
 #include "worker/nvme_tier.h"
 
 namespace zeroshard {
+
+// What ranks with a data plane do beside their requests.
+class LocalDataPlane {
+ public:
+  struct Gradient {
+    uint32_t rank = 0;
+    uint32_t unit = 0;
+    uint32_t micro_step = 0;
+    std::span<const std::byte> values;  // of the whole unit, in its type
+    Presence present = {};
+    float weight = 1.0f;
+  };
+  virtual ~LocalDataPlane() = default;
+  virtual void Scatter(const Gradient& gradient) = 0;
+  // The rank arrives next: its worker's slices of all ranks' gradients are summed, and `summed`
+  // says so.
+  virtual void Boundary(uint32_t rank, uint64_t attempt) = 0;
+};
 
 struct LocalJobOptions {
   model::v1::Manifest manifest;
@@ -40,6 +61,11 @@ struct LocalJobOptions {
       make_queue = {};
   // Goes on from what a job with durability power left on its paths; see LocalJob::resumable.
   bool resume = false;
+  // Of a job with a data plane: what opens a worker's device, and the ranks' data planes.
+  std::function<absl::StatusOr<std::unique_ptr<DeviceShard>>(JobMemory&)> open_device = {};
+  LocalDataPlane* data_plane = nullptr;
+  // Only regions are made: workers and ranks live in child processes (LocalJob::RunProcess).
+  bool in_processes = false;
 };
 
 // A manifest of fp32-or-other parameters named p0, p1, ... with these element counts, one module
@@ -61,6 +87,8 @@ class LocalJob {
 
   const Layout& layout() const { return *layout_; }
   Engine& engine(uint32_t worker) { return *workers_[worker].engine; }
+  // Of a job with a data plane; the engine's.
+  DeviceShard& device(uint32_t worker) { return *workers_[worker].device; }
   JobMemory& memory(uint32_t worker) { return *workers_[worker].memory; }
   ManualClock& clock() { return clock_; }
   uint32_t ranks() const { return options_.config.world_size(); }
@@ -97,6 +125,11 @@ class LocalJob {
   // here, what was under way is not done yet. Returns whether they died.
   bool RunInChild(const std::string& faults, absl::Duration delay = absl::InfiniteDuration());
 
+  // With `in_processes`: all workers and ranks are a new process, which does `work` and ends or
+  // dies of `faults`. Those of the first process are fresh, others find the regions of the one
+  // before, and its step in flight is dropped unless it is decided. Returns whether it died.
+  bool RunProcess(const std::string& faults, const std::function<void()>& work);
+
   // Everybody does what was left for quiet times until all states are where they shall rest.
   void RunMoves();
 
@@ -123,6 +156,7 @@ class LocalJob {
     std::unique_ptr<JobMemory> memory;
     std::unique_ptr<ThreadPool> pool;
     std::unique_ptr<Engine> engine;
+    DeviceShard* device = nullptr;
   };
   struct Region {
     internal::v1::WorkerRegion::Kind kind;
@@ -143,6 +177,10 @@ class LocalJob {
   void StartWorker(uint32_t w, bool recover);
   NvmeTierOptions TierOptions(uint32_t w) const;
   std::unique_ptr<NvmeTier> OpenTier(uint32_t w);
+  std::unique_ptr<DeviceShard> OpenDevice(uint32_t w);
+  void StartProcess(bool recover);
+  void SendMade(int socket);
+  void ReceiveMade(int socket);
   uint32_t home(uint32_t rank) const { return rank % options_.workers; }
 
   LocalJobOptions options_;
@@ -164,6 +202,9 @@ class LocalJob {
   std::vector<uint64_t> rank_generation_;
   uint64_t generation_ = 0;
   std::optional<TierResume> resume_;
+  // By worker: device memory that it has made, as a server keeps it.
+  std::vector<std::vector<DeviceShard::Made>> made_;
+  bool was_started_ = false;  // of RunProcess
 };
 
 }  // namespace zeroshard

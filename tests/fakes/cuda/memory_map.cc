@@ -13,7 +13,6 @@ namespace {
 
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kAllocationAlignment = 256;  // the least that cuMemAlloc promises
-constexpr size_t kRetired = 256;                // freed ranges that are not used again yet
 
 uint64_t RoundUp(uint64_t value, uint64_t to) { return (value + to - 1) / to * to; }
 
@@ -40,17 +39,6 @@ MemoryMap::~MemoryMap() {
   for (const auto& [address, reservation] : reservations_) {
     munmap(Pointer(reservation.outer), reservation.outer_bytes);
   }
-  for (const Reservation& reservation : retired_) {
-    munmap(Pointer(reservation.outer), reservation.outer_bytes);
-  }
-}
-
-void MemoryMap::Retire(const Reservation& reservation) {
-  MakeInaccessible(reservation.outer, reservation.outer_bytes);
-  retired_.push_back(reservation);
-  if (retired_.size() <= kRetired) return;
-  munmap(Pointer(retired_.front().outer), retired_.front().outer_bytes);
-  retired_.pop_front();
 }
 
 CUresult MemoryMap::Reserve(uint64_t bytes, uint64_t alignment, uint64_t* address) {
@@ -79,7 +67,7 @@ CUresult MemoryMap::Free(uint64_t address, uint64_t bytes) {
   }
   const auto inside = mappings_.lower_bound(address);
   if (inside != mappings_.end() && inside->first < address + bytes) return CUDA_ERROR_INVALID_VALUE;
-  Retire(it->second);
+  munmap(Pointer(it->second.outer), it->second.outer_bytes);
   reservations_.erase(it);
   return CUDA_SUCCESS;
 }
@@ -202,7 +190,7 @@ CUresult MemoryMap::Release(uint64_t address) {
   const auto mapping = mappings_.find(address);
   DieIfOpen(mapping, "cuMemFree");
   released = std::move(mapping->second.memory);
-  Retire(it->second);
+  munmap(Pointer(it->second.outer), it->second.outer_bytes);
   mappings_.erase(mapping);
   reservations_.erase(it);
   return CUDA_SUCCESS;

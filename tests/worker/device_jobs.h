@@ -1,0 +1,78 @@
+// Jobs on fake GPUs, and the same jobs on the host, for tests of the engine.
+#ifndef ZEROSHARD_TESTS_WORKER_DEVICE_JOBS_H_
+#define ZEROSHARD_TESTS_WORKER_DEVICE_JOBS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/storage/nvme_fixture.h"
+#include "tests/worker/kernel_data_plane.h"
+#include "tests/worker/state_forms.h"
+#include "worker/cuda/cuda_shard.h"
+
+namespace zeroshard {
+
+struct DeviceCase {
+  const char* form = "adamw_split";
+  uint32_t stage = 2;
+  uint32_t ranks = 2;
+  uint32_t micro_steps = 1;
+  model::v1::Tier tier = model::v1::TIER_GPU;
+  double ratio = 1;
+  model::v1::DType dtype = model::v1::DTYPE_BFLOAT16;
+  model::v1::DType accumulator = model::v1::DTYPE_FLOAT32;
+  uint32_t lanes = 1;
+  bool ranks_first = false;
+};
+std::string Describe(const DeviceCase& c);
+
+class DeviceJob {
+ public:
+  enum class Where {
+    kHost,       // on CPUs, without a data plane: what the others are compared with
+    kDevice,     // a worker and a rank on each fake GPU, in this process
+    kProcesses,  // the same, by LocalJob::RunProcess
+  };
+  // Has its initial parameters, unless in kProcesses.
+  DeviceJob(const DeviceCase& c, Where where);
+
+  LocalJob& job() { return *job_; }
+  KernelDataPlane& plane() { return plane_; }
+  CudaShard& device(uint32_t w) { return static_cast<CudaShard&>(job_->device(w)); }
+
+  void Put(uint32_t seed = 1);
+  void Scatter(uint32_t step);
+  void Arrive();
+  // Steps [from, to); the fourth has an infinite gradient and is skipped.
+  void Train(uint32_t from, uint32_t to);
+  // Where states of these units (all: none named) shall rest; on CPUs nothing.
+  void Move(model::v1::Tier to, const std::vector<uint32_t>& units = {});
+  // The generation is over: the step in flight is dropped unless it is decided, and all ranks come
+  // anew.
+  void NextGeneration();
+  // All that a step leaves.
+  std::string State();
+  // What the first rank was told last.
+  std::string LastFailure();
+  // Bytes of states that the devices hold, and the drives.
+  uint64_t OnDevices();
+  uint64_t OnDrives();
+
+ private:
+  void UseDevices(LocalJobOptions& options, Where where);
+
+  const DeviceCase case_;
+  const Where where_;
+  DiskDir directory_;
+  KernelDataPlane plane_;
+  std::unique_ptr<LocalJob> job_;
+};
+
+// The state after `steps` steps.
+std::string TrainedOnHost(const DeviceCase& c, uint32_t steps);
+
+}  // namespace zeroshard
+
+#endif  // ZEROSHARD_TESTS_WORKER_DEVICE_JOBS_H_

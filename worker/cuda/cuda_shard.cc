@@ -1,0 +1,270 @@
+#include "worker/cuda/cuda_shard.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "base/shared_memory.h"
+#include "base/status.h"
+#include "storage/bytes.h"
+#include "storage/layout_proto.h"
+#include "worker/cuda/parameter_table.h"
+
+namespace zeroshard {
+namespace {
+
+using internal::v1::WorkerRegion;
+
+constexpr uint64_t kPage = 4096;
+constexpr absl::Duration kTurn = absl::Milliseconds(100);
+constexpr absl::Duration kFarewell = absl::Seconds(5);
+constexpr size_t kSquaresBytes = 2 * kDeviceSquares * sizeof(double);
+
+std::vector<ImagePages> PagesOf(const DevicePlan& plan) {
+  std::vector<ImagePages> pages;
+  for (const DeviceImage& image : plan.images()) pages.push_back({image.unit, false, image.arrays});
+  return pages;
+}
+
+}  // namespace
+
+CudaShard::CudaShard(JobMemory& memory, const CudaShardOptions& options)
+    : memory_(memory), options_(options) {}
+
+absl::StatusOr<std::unique_ptr<CudaShard>> CudaShard::Open(JobMemory& memory,
+                                                           const CudaShardOptions& options) {
+  std::unique_ptr<CudaShard> shard(new CudaShard(memory, options));
+  ZS_RETURN_IF_ERROR(shard->OpenDevice());
+  ZS_RETURN_IF_ERROR(shard->OpenStreams());
+  ZS_RETURN_IF_ERROR(shard->OpenMemory());
+  ZS_RETURN_IF_ERROR(shard->OpenTable());
+  ZS_RETURN_IF_ERROR(shard->UploadParameterTables());
+  shard->RegisterPartition();
+  return shard;
+}
+
+CudaShard::~CudaShard() {
+  for (std::optional<CudaStream>* stream : {&update_stream_, &fetch_stream_, &send_stream_}) {
+    if (stream->has_value()) (*stream)->Synchronize(kFarewell).IgnoreError();
+  }
+  ReleaseWait();
+}
+
+// A wait whose signal does not come would hold the device for ever.
+void CudaShard::ReleaseWait() {
+  if (!wait_stream_.has_value() || wait_stream_->Query().value_or(true)) return;
+  std::atomic<uint64_t>& summed = memory_.device_counters().summed;
+  const uint64_t before = summed.exchange(kDeadCounter);
+  wait_stream_->Synchronize(kFarewell).IgnoreError();
+  uint64_t dead = kDeadCounter;
+  if (before != kDeadCounter) summed.compare_exchange_strong(dead, before);
+}
+
+absl::Status CudaShard::OpenDevice() {
+  const model::v1::Device& wanted = memory_.start().device();
+  ZS_ASSIGN_OR_RETURN(device_, CudaDevice::Open(static_cast<int>(wanted.ordinal())));
+  const auto& uuid = device_->uuid();
+  const bool same = wanted.uuid().size() == uuid.size() &&
+                    std::memcmp(wanted.uuid().data(), uuid.data(), uuid.size()) == 0;
+  if (!wanted.uuid().empty() && !same) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        device_->label(), " is ", UuidText(uuid),
+        " for this worker and another device for the daemon: they must see the same devices in the "
+        "same order (CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER)"));
+  }
+  ZS_RETURN_IF_ERROR(device_->MakeCurrent());
+  ZS_ASSIGN_OR_RETURN(kernels_, CudaKernels::Load(*device_));
+  return absl::OkStatus();
+}
+
+absl::Status CudaShard::OpenStreams() {
+  ZS_ASSIGN_OR_RETURN(update_stream_, CudaStream::Create(*device_, StreamPriority::kLow));
+  ZS_ASSIGN_OR_RETURN(fetch_stream_, CudaStream::Create(*device_, StreamPriority::kNormal));
+  ZS_ASSIGN_OR_RETURN(send_stream_, CudaStream::Create(*device_, StreamPriority::kNormal));
+  ZS_ASSIGN_OR_RETURN(wait_stream_, CudaStream::Create(*device_, StreamPriority::kHigh));
+  ZS_ASSIGN_OR_RETURN(sent_, CudaEvent::Create(*device_));
+  for (int half = 0; half < 2; ++half) {
+    ZS_ASSIGN_OR_RETURN(CudaEvent event, CudaEvent::Create(*device_));
+    squares_events_.push_back(std::move(event));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<DeviceMemory> CudaShard::OpenRegion(WorkerRegion::Kind kind, const UniqueFd& fd,
+                                                   uint64_t bytes) {
+  if (fd.valid()) return DeviceMemory::Import(*device_, fd.get(), bytes, Access::kReadWrite);
+  ZS_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::Create(*device_, bytes));
+  ZS_RETURN_IF_ERROR(update_stream_->Fill(memory.address(), 0, memory.bytes()));
+  ZS_ASSIGN_OR_RETURN(UniqueFd exported, memory.Export());
+  made_.push_back({kind, memory.bytes(), std::move(exported)});
+  return memory;
+}
+
+absl::Status CudaShard::OpenMemory() {
+  const std::string what =
+      absl::StrCat("memory of ", device_->label(), " for job ", memory_.start().job());
+  auto shared =
+      OpenRegion(WorkerRegion::KIND_DEVICE_SHARED, memory_.device_shared(), plan().shared_bytes());
+  ZS_RETURN_IF_ERROR(Annotate(shared.status(), what));
+  shared_ = *std::move(shared);
+  auto states =
+      OpenRegion(WorkerRegion::KIND_DEVICE_STATES, memory_.device_states(), plan().states_bytes());
+  ZS_RETURN_IF_ERROR(Annotate(states.status(), what));
+  states_ = *std::move(states);
+  ZS_ASSIGN_OR_RETURN(counters_, RegisteredHost::Register(*device_, memory_.device_counter_page()));
+  UniqueFd doorbell(dup(memory_.doorbell(memory_.worker())));
+  if (!doorbell.valid()) return ErrnoError(errno, "dup", "doorbell");
+  doorbell_ = std::make_shared<UniqueFd>(std::move(doorbell));
+  return absl::OkStatus();
+}
+
+absl::Status CudaShard::OpenTable() {
+  ZS_ASSIGN_OR_RETURN(table_,
+                      DeviceTable::Open(memory_.device_table(), plan(), memory_.start().job_id(),
+                                        memory_.layout().fingerprint()));
+  pages_.emplace(memory_, PagesOf(plan()));
+  // A predecessor may have died before it gave them back.
+  for (uint32_t image = 0; image < plan().images().size(); ++image) {
+    if (Holds(image)) Punch(image);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaShard::UploadParameterTables() {
+  const size_t units = memory_.layout().units().size();
+  for (uint32_t unit = 0; unit < units; ++unit) {
+    const std::vector<DeviceParameter> table = ParameterTableOf(memory_.layout(), unit);
+    if (table.empty()) continue;
+    ZS_RETURN_IF_ERROR(
+        update_stream_->CopyToDevice(states_.address() + plan().parameter_table(unit), table.data(),
+                                     table.size() * sizeof(DeviceParameter)));
+    ZS_RETURN_IF_ERROR(update_stream_->Record(squares_events_[0]));
+    ZS_RETURN_IF_ERROR(Wait(squares_events_[0]));
+  }
+  const size_t presence = units * sizeof(Presence);
+  ZS_ASSIGN_OR_RETURN(squares_, AlignedBuffer::Make(RoundUpTo(kSquaresBytes + presence, kPage)));
+  ZS_ASSIGN_OR_RETURN(registered_squares_, RegisteredHost::Register(*device_, squares_->bytes()));
+  return absl::OkStatus();
+}
+
+void CudaShard::RegisterPartition() {
+  const std::span<const DeviceImage> images = plan().images();
+  if (std::all_of(images.begin(), images.end(),
+                  [](const DeviceImage& image) { return image.home || image.elements == 0; })) {
+    return;
+  }
+  uint64_t accumulators = kAbsent, shards = kAbsent, accumulators_end = 0, shards_end = 0;
+  const uint64_t accumulator_bytes = SizeOf(*DTypeFromProto(memory_.config().accumulator_dtype()));
+  for (uint32_t u = 0; u < memory_.layout().units().size(); ++u) {
+    const UnitPlan& unit = memory_.plan().unit(u);
+    if (!unit.has_optimizer) continue;
+    accumulators = std::min(accumulators, unit.accumulator);
+    accumulators_end =
+        std::max(accumulators_end, unit.accumulator + unit.slice.elements() * accumulator_bytes);
+    shards = std::min(shards, unit.shard_data);
+    shards_end =
+        std::max(shards_end, unit.shard_data +
+                                 unit.shard.elements() * SizeOf(memory_.layout().units()[u].dtype));
+  }
+  const auto add = [&](uint64_t begin, uint64_t end) {
+    begin = begin / kPage * kPage;
+    auto host = RegisteredHost::Register(
+        *device_, {memory_.partition() + begin, RoundUpTo(end, kPage) - begin});
+    if (host.ok()) {
+      registered_.push_back(*std::move(host));
+    } else {
+      LogWarn(absl::StrCat("copies of offloaded states are slow error=\"", host.status().message(),
+                           "\""));
+    }
+    return host.ok();
+  };
+  if (accumulators < accumulators_end) add(accumulators, accumulators_end);
+  if (shards < shards_end) registered_shards_ = add(shards, shards_end);
+}
+
+model::v1::Device CudaShard::device() const {
+  model::v1::Device device;
+  device.set_ordinal(static_cast<uint32_t>(device_->ordinal()));
+  device.set_uuid(device_->uuid().data(), device_->uuid().size());
+  device.set_name(device_->name());
+  return device;
+}
+
+DeviceAddress CudaShard::GradientAddress(uint32_t unit, uint64_t element) const {
+  const uint64_t first = memory_.plan().unit(unit).slice.first_element();
+  const uint64_t bytes = SizeOf(*DTypeFromProto(memory_.config().accumulator_dtype()));
+  return shared_.address() + plan().unit(unit).accumulator + (element - first) * bytes;
+}
+
+DeviceAddress CudaShard::ParameterAddress(uint32_t unit, uint64_t element) const {
+  const uint64_t first = memory_.plan().unit(unit).shard.first_element();
+  const uint64_t bytes = SizeOf(memory_.layout().units()[unit].dtype);
+  return shared_.address() + plan().unit(unit).parameters + (element - first) * bytes;
+}
+
+uint64_t CudaShard::ParameterOffset(uint32_t unit, uint64_t element) const {
+  const UnitPlan& planned = memory_.plan().unit(unit);
+  const uint64_t bytes = SizeOf(memory_.layout().units()[unit].dtype);
+  return planned.shard_data + (element - planned.shard.first_element()) * bytes;
+}
+
+absl::Status CudaShard::Note(absl::Status status) {
+  if (health_.ok() && IsDeviceLost(status)) health_ = status;
+  return status;
+}
+
+absl::Status CudaShard::Wait(const CudaEvent& event) {
+  for (absl::Duration waited; waited < options_.timeout; waited += kTurn) {
+    ZS_ASSIGN_OR_RETURN(const bool done, event.Query());
+    if (done) return absl::OkStatus();
+    const absl::Status status = event.Synchronize(kTurn);
+    if (!absl::IsDeadlineExceeded(status)) return Note(status);
+    memory_.beats().fetch_add(1, std::memory_order_relaxed);
+  }
+  health_ =
+      absl::AbortedError(absl::StrCat("device lost: ", device_->label(), " has not answered for ",
+                                      absl::FormatDuration(options_.timeout)));
+  return health_;
+}
+
+absl::Status CudaShard::AwaitSums(uint64_t attempt) {
+  const DeviceAddress summed = counters_.address() + offsetof(DeviceCounters, summed);
+  ZS_RETURN_IF_ERROR(Note(wait_stream_->WaitValue(summed, attempt)));
+  return Note(wait_stream_->Notify([doorbell = doorbell_] {
+    constexpr uint64_t kOne = 1;
+    // A full counter (EAGAIN) is a doorbell that rings already.
+    [[maybe_unused]] const ssize_t written = write(doorbell->get(), &kOne, sizeof(kOne));
+  }));
+}
+
+bool CudaShard::HasSums(uint64_t attempt) const {
+  const uint64_t summed = memory_.device_counters().summed.load(std::memory_order_acquire);
+  return summed >= attempt && summed != kDeadCounter;
+}
+
+absl::StatusCode CudaShard::RankError() const {
+  const uint64_t error = memory_.device_counters().error.load(std::memory_order_acquire);
+  if (error == 0 || error == kDeadCounter) return absl::StatusCode::kOk;
+  return error <= 16 ? static_cast<absl::StatusCode>(error) : absl::StatusCode::kUnknown;
+}
+
+void CudaShard::StartCounters() {
+  DeviceCounters& counters = memory_.device_counters();
+  counters.error.store(0, std::memory_order_release);
+  uint64_t dead = kDeadCounter;
+  counters.summed.compare_exchange_strong(dead, 0);
+}
+
+DeviceCountersOfWorker CudaShard::counters() const {
+  DeviceCountersOfWorker counters{.busy = busy_};
+  if (const absl::StatusOr<DeviceMemoryInfo> memory = device_->Memory(); memory.ok()) {
+    counters.free_bytes = memory->free;
+  }
+  return counters;
+}
+
+}  // namespace zeroshard

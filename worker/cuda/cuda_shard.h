@@ -1,0 +1,179 @@
+// CudaShard: a worker's memory on a GPU by CUDA's driver (worker/device_shard.h, docs/device.md).
+//
+// Owns the device's context in this process, its streams, and mappings of memory that the server
+// holds. Four streams: updates and norms (low priority: the rank's kernels go first), copies from
+// and to the host, and the wait for the rank's counter, which may be held for long. Loop thread
+// only; what is called on threads of the driver writes to an eventfd and nothing else.
+#ifndef ZEROSHARD_WORKER_CUDA_CUDA_SHARD_H_
+#define ZEROSHARD_WORKER_CUDA_CUDA_SHARD_H_
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "device/cuda/device.h"
+#include "device/cuda/memory.h"
+#include "device/cuda/stream.h"
+#include "storage/aligned_buffer.h"
+#include "storage/device_table.h"
+#include "worker/cuda/kernels.h"
+#include "worker/device_shard.h"
+#include "worker/job_memory.h"
+#include "worker/partition_pages.h"
+
+namespace zeroshard {
+
+struct CudaShardOptions {
+  // Work of the device that takes longer has failed.
+  absl::Duration timeout = absl::Minutes(2);
+};
+
+class CudaShard final : public DeviceShard {
+ public:
+  // Opens the device of memory.start().device(), and makes its memory or finds a predecessor's.
+  // FailedPrecondition for another device than the one of that uuid; ResourceExhausted, with what
+  // is needed and free, where memory is short; the errors of CudaDevice::Open. `memory` must
+  // outlive this.
+  static absl::StatusOr<std::unique_ptr<CudaShard>> Open(JobMemory& memory,
+                                                         const CudaShardOptions& options = {});
+  // Waits for work of the device, for a few seconds at most.
+  ~CudaShard() override;
+
+  // Of the rank's accumulators and of `summed`, for tests that sum by themselves.
+  DeviceAddress shared_address() const { return shared_.address(); }
+  DeviceAddress counters_address() const { return counters_.address(); }
+  const CudaDevice& cuda_device() const { return *device_; }
+  const DeviceTable& table() const { return *table_; }
+
+  std::vector<Made> TakeMade() override { return std::move(made_); }
+  model::v1::Device device() const override;
+
+  bool Holds(uint32_t image) const override;
+  bool AtHome(uint32_t image) const override;
+  bool IsPlanned(uint32_t image) const override;
+  bool RestsOnNvme(uint32_t image) const override;
+  void SetTarget(uint32_t image, model::v1::Tier target) override;
+  absl::Status Promote(std::span<const uint32_t> images) override;
+  absl::Status Discard(std::span<const uint32_t> images) override;
+  // What finds no room stays where it is.
+  absl::Status Demote(std::span<const uint32_t> images) override;
+  absl::Status Read(std::span<const uint32_t> images, Reader reader) override;
+
+  absl::Status ReadParameters(uint32_t unit, GrainRange grains, std::byte* values) override;
+  absl::Status WriteParameters(uint32_t unit, GrainRange grains, const std::byte* values) override;
+  void GiveBackParameters(uint32_t unit, GrainRange grains) override;
+
+  absl::Status AwaitSums(uint64_t attempt) override;
+  bool HasSums(uint64_t attempt) const override;
+  absl::StatusCode RankError() const override;
+  void StartCounters() override;
+
+  absl::Status AddSquares(std::span<const DeviceSquares> units, ThreadPool& pool,
+                          ExactSum& sum) override;
+  absl::Status StartUpdates(const DeviceStep& step, std::span<const DeviceUpdate> updates) override;
+  absl::StatusOr<bool> PollUpdates() override;
+  absl::Status FinishUpdates() override;
+  absl::Status FetchGradients(std::span<const uint32_t> chunks) override;
+  absl::Status FetchedGradients(uint32_t later) override;
+  absl::Status SendParameters(std::span<const uint32_t> chunks) override;
+  absl::Status SentParameters() override;
+
+  absl::Status health() const override { return health_; }
+  DeviceCountersOfWorker counters() const override;
+
+ private:
+  CudaShard(JobMemory& memory, const CudaShardOptions& options);
+  absl::Status OpenDevice();
+  absl::Status OpenStreams();
+  absl::Status OpenMemory();
+  absl::StatusOr<DeviceMemory> OpenRegion(internal::v1::WorkerRegion::Kind kind, const UniqueFd& fd,
+                                          uint64_t bytes);
+  absl::Status OpenTable();
+  absl::Status UploadParameterTables();
+  // Locks what copies of offloaded chunks go from and to; copies of other memory are slower.
+  void RegisterPartition();
+  absl::Status MakeStaging();
+
+  const DevicePlan& plan() const { return *memory_.device_plan(); }
+  DeviceAddress SlotAddress(uint32_t slot) const {
+    return states_.address() + plan().slot_offset(slot);
+  }
+  DeviceAddress GradientAddress(uint32_t unit, uint64_t element) const;
+  DeviceAddress ParameterAddress(uint32_t unit, uint64_t element) const;
+  uint64_t ParameterOffset(uint32_t unit, uint64_t element) const;  // in the partition
+
+  // Remembers that the device is lost.
+  absl::Status Note(absl::Status status);
+  // Waits for the event in turns, saying that this worker is alive.
+  absl::Status Wait(const CudaEvent& event);
+  void ReleaseWait();
+
+  // Images through staging memory: enqueue(image, buffer) starts the copy of each, finish(image,
+  // buffer) follows when it is done.
+  template <typename Enqueue, typename Finish>
+  absl::Status Stage(std::span<const uint32_t> images, const Enqueue& enqueue,
+                     const Finish& finish);
+  void CopyArrays(uint32_t image, std::byte* buffer, bool to_partition) const;
+  void Punch(uint32_t image) const;
+
+  absl::Status FlushSquares(uint32_t half, uint64_t count);
+  absl::Status CollectSquares(uint32_t half, ThreadPool& pool, ExactSum& sum);
+
+  struct Launched {
+    uint32_t image = 0;
+    uint32_t slot = 0;
+  };
+  struct Batch {
+    std::vector<Launched> images;
+    CudaEvent event;
+  };
+  absl::Status LaunchMore();
+  absl::Status Launch(const DeviceUpdate& update, uint32_t from, uint32_t to);
+  absl::Status CloseBatch();
+  void NameBatch();
+  absl::StatusOr<CudaEvent> TakeEvent();
+
+  JobMemory& memory_;
+  const CudaShardOptions options_;
+  std::unique_ptr<CudaDevice> device_;
+  std::unique_ptr<CudaKernels> kernels_;
+  std::optional<CudaStream> update_stream_, fetch_stream_, send_stream_, wait_stream_;
+  DeviceMemory shared_, states_;
+  std::vector<Made> made_;
+  RegisteredHost counters_;
+  std::optional<DeviceTable> table_;
+  std::optional<PartitionPages> pages_;
+  std::vector<RegisteredHost> registered_;  // parts of the partition
+  bool registered_shards_ = false;
+  std::shared_ptr<UniqueFd> doorbell_;
+
+  // Of images on their way; made when it is first needed.
+  std::optional<AlignedBuffer> staging_;
+  RegisteredHost registered_staging_;
+  uint64_t staging_bytes_ = 0;  // of one buffer
+  std::vector<CudaEvent> staging_events_;
+
+  // Squares of two halves and presence words of all units.
+  std::optional<AlignedBuffer> squares_;
+  RegisteredHost registered_squares_;
+  std::vector<CudaEvent> squares_events_;
+  uint64_t squares_pending_[2] = {};
+
+  DeviceStep step_;
+  std::span<const DeviceUpdate> updates_;
+  size_t next_ = 0;  // of updates_
+  std::vector<Launched> open_;
+  std::deque<Batch> batches_;
+  std::vector<CudaEvent> free_events_;
+  std::deque<CudaEvent> fetches_;
+  std::optional<CudaEvent> sent_;
+
+  absl::Status health_;
+  absl::Duration busy_;
+};
+
+}  // namespace zeroshard
+
+#endif  // ZEROSHARD_WORKER_CUDA_CUDA_SHARD_H_
