@@ -75,7 +75,8 @@ void Decider::Admit(const AttachRequested& in) {
   rank.attach_id = in.attach_id;
   rank.deadline = in.deadline;
   if (next_.data_plane && next_.phase == JobPhase::kReady) {
-    Say(absl::StrCat(Describe(in.rank), " waits for the next generation"));
+    Say(absl::StrCat(reason_, reason_.empty() ? "" : "; ", Describe(in.rank),
+                     " waits for the next generation"));
     return CheckNextGeneration();
   }
   if (next_.phase == JobPhase::kIdle) next_.phase = JobPhase::kForming;

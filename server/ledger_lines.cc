@@ -276,7 +276,10 @@ void Ledger::AddState(const std::string& state, const std::string& holder, const
     sums.data_at[tier] += amount.data_at[tier];
     sums.held_at[tier] += amount.held_at[tier];
   }
-  Add(state, holder, on_host, share - of[kNvme] - of[kGpu], formula);
+  // A worker that has nothing of it lists its share where the others have theirs.
+  const bool none_on_gpu =
+      amount.data == 0 && config_.data_plane() && config_.optimizer_tier() == model::v1::TIER_GPU;
+  Add(state, holder, on_host, share - of[kNvme] - of[kGpu], formula, none_on_gpu ? "gpu" : "host");
   for (const Elsewhere tier : {kNvme, kGpu}) {
     Add(state, holder, amount.data_at[tier], of[tier], formula, kElsewhere[tier]);
   }

@@ -18,7 +18,8 @@ def leftovers(directory):
 @pytest.mark.parametrize(
     "config, words",
     [
-        ("devices: [\"cuda:0\"]", ["devices", "cuda:0", "cpu:0"]),
+        ("devices: [\"rocm:0\"]", ["devices", "rocm:0", "cpu:0"]),
+        ("devices: [\"cuda:0\", \"cpu:0\"]", ["devices", "two kinds"]),
         ("attach_timeout: [1]", ["attach_timeout"]),
         ("host_memory_limit: lots", ["host_memory_limit", "lots"]),
         ("metrics_adress: off", ["metrics_adress"]),

@@ -6,7 +6,9 @@
 //
 // Prints one JSON object a line: {"ok": true, ...} or {"ok": false, "code": "...", "message":
 // "..."}. After an attach it takes commands from stdin: "regions", "page", "read", "detach",
-// "keep", "save NAME", "export NAME"; and ends, without detaching, when stdin closes.
+// "keep", "save NAME", "export NAME"; with a data plane "again REASON", "set KEY VALUE", "get KEY
+// TIMEOUT_MS", "counters"; and ends, without detaching, when stdin closes. "gpu": the number of the
+// fake worker's GPU that it trains on.
 #include <fcntl.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
@@ -25,6 +27,7 @@
 #include "base/shared_memory.h"
 #include "client/cli/proto_json.h"
 #include "proto/trainer.grpc.pb.h"
+#include "storage/device_counters.h"
 #include "storage/rank_page.h"
 
 namespace zeroshard {
@@ -102,6 +105,12 @@ AttachRequest MakeRequest(const Json& spec) {
   request.set_forward_only(spec.value("forward_only", false));
   request.set_ds_config(spec.value("config", kDefaultConfig));
   FillManifest(spec, *request.mutable_manifest());
+  if (spec.contains("gpu")) {
+    std::string uuid(16, '\0');
+    uuid[3] = static_cast<char>(spec["gpu"].get<int>());
+    request.mutable_device()->set_uuid(uuid);
+    request.mutable_device()->set_name("Fake GPU");
+  }
   return request;
 }
 
@@ -126,7 +135,12 @@ class Probe {
   bool Read();
   bool Save(const std::string& name);
   bool Export(const std::string& name);
+  bool Again(const std::string& reason);
+  bool Rendezvous(const std::string& key, const std::string& value, uint32_t timeout_ms);
+  bool Counters();
   absl::StatusOr<Message> Fetch() const;
+  // Of a region that the reply lists, among its descriptors.
+  int Index(trainer::v1::Region::Kind kind) const;
 
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<trainer::v1::Trainer::Stub> trainer_;
@@ -146,6 +160,12 @@ bool Probe::Do(const std::string& line) {
   if (verb == "read") return Read();
   if (verb == "save") return Save(name);
   if (verb == "export") return Export(name);
+  std::string rest;
+  std::getline(words >> std::ws, rest);
+  if (verb == "again") return Again(name.empty() ? "" : rest.empty() ? name : name + " " + rest);
+  if (verb == "set") return Rendezvous(name, rest, 0);
+  if (verb == "get") return Rendezvous(name, "", static_cast<uint32_t>(std::stoul(rest)));
+  if (verb == "counters") return Counters();
   return Report(3, "unknown command " + line);
 }
 
@@ -188,10 +208,49 @@ bool Probe::Regions() {
   return Print({{"ok", message->bytes == "ok"}, {"answer", message->bytes}, {"regions", regions}});
 }
 
+int Probe::Index(trainer::v1::Region::Kind kind) const {
+  for (int i = 0; i < reply_.regions_size(); ++i) {
+    if (reply_.regions(i).kind() == kind) return i;
+  }
+  return 0;
+}
+
+// Attaches anew, in the same process.
+bool Probe::Again(const std::string& reason) {
+  request_.set_gave_up(reason);
+  const grpc::Status status = trainer_->Attach(Context().get(), request_, &reply_);
+  if (!status.ok()) return Report(status.error_code(), status.error_message());
+  return Print({{"ok", true}, {"reply", ToJson(reply_)}});
+}
+
+bool Probe::Rendezvous(const std::string& key, const std::string& value, uint32_t timeout_ms) {
+  trainer::v1::RendezvousRequest request;
+  trainer::v1::RendezvousReply reply;
+  request.set_job(request_.job());
+  request.set_token(reply_.token());
+  request.set_generation(reply_.generation());
+  request.set_key(key);
+  if (!value.empty()) request.set_value(value);
+  request.set_timeout_ms(timeout_ms);
+  const grpc::Status status = trainer_->Rendezvous(Context().get(), request, &reply);
+  if (!status.ok()) return Report(status.error_code(), status.error_message());
+  return Print({{"ok", true}, {"value", reply.value()}});
+}
+
+bool Probe::Counters() {
+  const absl::StatusOr<Message> message = Fetch();
+  if (!message.ok() || message->fds.size() != 4) return Report(14, "no descriptors");
+  const int index = Index(trainer::v1::Region::KIND_DEVICE_COUNTERS);
+  auto map = MappedRegion::Map(message->fds[index].get(), kDeviceCounterBytes, Access::kReadWrite);
+  if (!map.ok()) return Report(13, std::string(map.status().message()));
+  return Print({{"ok", true}, {"summed", map->As<DeviceCounters>()->summed.load()}});
+}
+
 bool Probe::Page() {
   const absl::StatusOr<Message> message = Fetch();
-  if (!message.ok() || message->fds.size() != 3) return Report(14, "no descriptors");
-  auto map = MappedRegion::Map(message->fds[2].get(), sizeof(RankPage), Access::kReadOnly);
+  if (!message.ok() || message->fds.size() < 3) return Report(14, "no descriptors");
+  const int index = Index(trainer::v1::Region::KIND_RANK_PAGE);
+  auto map = MappedRegion::Map(message->fds[index].get(), sizeof(RankPage), Access::kReadOnly);
   if (!map.ok()) return Report(13, std::string(map.status().message()));
   const RankPage* page = map->As<const RankPage>();
   return Print({{"ok", page->magic == kRankPageMagic},

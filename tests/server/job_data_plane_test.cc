@@ -167,6 +167,7 @@ TEST(JobDataPlane, ARankWhoseCommunicatorFailedEndsTheGenerationWithItsReason) {
   ASSERT_EQ(poison.size(), 1u);
   EXPECT_EQ(std::string(poison[0].status.message()),
             "step 8 aborted: rank 0 (process 100): NCCL: unhandled system error");
+  EXPECT_THAT(job.reason_, HasSubstr("NCCL: unhandled system error")) << "the log tells it";
   job.Attach(1, 101);
   EXPECT_EQ(job.All<ReplyAttached>().size(), 2u) << job.reason_;
 }

@@ -172,7 +172,7 @@ ZS_KERNEL_FN void SumElements(const SumParams& params, uint32_t thread) {
     RunProgram<Inputs>(params, element, position, stack);
     const bool present = (stack.present & 1u) != 0;
     if (!present && left > 0) continue;
-    const bool adds = left > 0 && params.before != 0 && HasBit(params.before, position);
+    const bool adds = params.before != 0 && HasBit(params.before, position);
     const uint32_t used = left < kElements ? static_cast<uint32_t>(left) : kElements;
     ZS_UNROLL for (uint32_t part = 0; part < Inputs::kParts; ++part) {
       const uint32_t skipped = part * kVector;

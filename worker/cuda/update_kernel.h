@@ -94,23 +94,21 @@ ZS_KERNEL_FN void UpdateVector(const UpdateParams& params, VectorRun run, const 
   }
 }
 
-// A state of fp32, or of bf16, whose untouched elements must keep even a NaN's payload.
+// States of fp32 and of bf16. The values have canonical NaNs, or are just what was loaded, which is
+// stored as it was, even a NaN's payload.
 struct WholeStates {
   static constexpr uint32_t kType = kTypeFloat32;
-  static ZS_KERNEL_FN void Store(uint64_t address, uint32_t element, VectorRun,
-                                 const Floats& value) {
+  static ZS_KERNEL_FN void Store(uint64_t address, uint32_t element, const Floats& value) {
     StoreFloat32(address, element, value);
   }
 };
 
 struct HalfStates {
   static constexpr uint32_t kType = kTypeBfloat16;
-  static ZS_KERNEL_FN void Store(uint64_t address, uint32_t element, VectorRun run,
-                                 const Floats& value) {
+  static ZS_KERNEL_FN void Store(uint64_t address, uint32_t element, const Floats& value) {
     uint32_t half[kVector];
     ZS_UNROLL for (uint32_t i = 0; i < kVector; ++i) {
-      half[i] = i < run.end ? kernel::Bf16::StoreCanonical(value.at[i])
-                            : kernel::BitsOf(value.at[i]) >> 16;
+      half[i] = kernel::Bf16::StoreCanonical(value.at[i]);
     }
     *At<Words2>(address, element / kVector) = {half[0] | half[1] << 16, half[2] | half[3] << 16};
   }
@@ -138,7 +136,7 @@ ZS_KERNEL_FN void UpdateElements(const UpdateParams& params, uint32_t thread) {
     Floats master = Widen(MasterType(params), raw_master);
     UpdateVector<Functor>(params, run, grad, master, state);
     ZS_UNROLL for (int slot = 0; slot < Functor::kStates; ++slot) {
-      States::Store(params.state_after[slot], element, run, state[slot]);
+      States::Store(params.state_after[slot], element, state[slot]);
     }
     StoreMaster(params, element, run, master);
   }

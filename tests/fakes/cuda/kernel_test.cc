@@ -121,7 +121,7 @@ TEST_F(KernelDeathTest, WrongAddressesAreNamed) {
         Add(values, 64, 1);
         cuStreamSynchronize(stream_);
       },
-      "is no memory \\(freed, unmapped or never allocated\\)");
+      "is device memory that was freed");
 }
 
 TEST_F(KernelDeathTest, AnotherDevicesMemoryNeedsAccess) {

@@ -115,9 +115,14 @@ std::optional<std::string> MemoryMap::CheckLocked(int device, const Range& range
       if (Holder(reservations_, address) != reservations_.end()) {
         return Name(range) + " is a reserved device address without memory";
       }
+      for (const Reservation& freed : retired_) {
+        if (address - freed.outer < freed.outer_bytes) {
+          return Name(range) + " is device memory that was freed";
+        }
+      }
       return Name(range) + (IsMapped(address, 1)
                                 ? " is host memory that is not registered, not device memory"
-                                : " is no memory (freed, unmapped or never allocated)");
+                                : " is no memory");
     }
     std::optional<std::string> wrong = CheckMapping(device, range, it->first, it->second);
     if (wrong.has_value()) return wrong;

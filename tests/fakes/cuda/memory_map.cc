@@ -13,6 +13,7 @@ namespace {
 
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kAllocationAlignment = 256;  // the least that cuMemAlloc promises
+constexpr size_t kRetired = 256;                // freed ranges that are not used again yet
 
 uint64_t RoundUp(uint64_t value, uint64_t to) { return (value + to - 1) / to * to; }
 
@@ -39,6 +40,17 @@ MemoryMap::~MemoryMap() {
   for (const auto& [address, reservation] : reservations_) {
     munmap(Pointer(reservation.outer), reservation.outer_bytes);
   }
+  for (const Reservation& reservation : retired_) {
+    munmap(Pointer(reservation.outer), reservation.outer_bytes);
+  }
+}
+
+void MemoryMap::Retire(const Reservation& reservation) {
+  MakeInaccessible(reservation.outer, reservation.outer_bytes);
+  retired_.push_back(reservation);
+  if (retired_.size() <= kRetired) return;
+  munmap(Pointer(retired_.front().outer), retired_.front().outer_bytes);
+  retired_.pop_front();
 }
 
 CUresult MemoryMap::Reserve(uint64_t bytes, uint64_t alignment, uint64_t* address) {
@@ -67,7 +79,7 @@ CUresult MemoryMap::Free(uint64_t address, uint64_t bytes) {
   }
   const auto inside = mappings_.lower_bound(address);
   if (inside != mappings_.end() && inside->first < address + bytes) return CUDA_ERROR_INVALID_VALUE;
-  munmap(Pointer(it->second.outer), it->second.outer_bytes);
+  Retire(it->second);
   reservations_.erase(it);
   return CUDA_SUCCESS;
 }
@@ -190,7 +202,7 @@ CUresult MemoryMap::Release(uint64_t address) {
   const auto mapping = mappings_.find(address);
   DieIfOpen(mapping, "cuMemFree");
   released = std::move(mapping->second.memory);
-  munmap(Pointer(it->second.outer), it->second.outer_bytes);
+  Retire(it->second);
   mappings_.erase(mapping);
   reservations_.erase(it);
   return CUDA_SUCCESS;

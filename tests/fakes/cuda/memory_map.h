@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -111,12 +112,15 @@ class MemoryMap {
   Mappings::iterator MappingAt(uint64_t address);
   // The mappings that [address, address + bytes) consists of exactly; empty when it does not.
   std::vector<Mappings::iterator> WholeMappings(uint64_t address, uint64_t bytes);
+  // Keeps the addresses for a while, so that who still uses them is told so.
+  void Retire(const Reservation& reservation);
   void DieIfOpen(const Mappings::iterator& mapping, const char* call);
 
   std::mutex mu_;
   std::map<uint64_t, Reservation> reservations_;  // all guarded by mu_
   Mappings mappings_;
   std::map<uint64_t, HostRange> host_;
+  std::deque<Reservation> retired_;  // freed, oldest first
 };
 
 }  // namespace zeroshard::fake_cuda

@@ -188,6 +188,22 @@ void RewriteOthers(const std::vector<UpdateSegment>& segments, UpdateTensors& te
   rewrite(tensors.elements());
 }
 
+// Elements of no segment are copied bit by bit: also NaNs that no update would have stored.
+void PutOddBits(std::mt19937_64& random, const std::vector<bool>& is_padding,
+                UpdateTensors& tensors) {
+  if (tensors.form.state_format == StateFormat::kInt8) return;
+  const uint64_t bytes = tensors.form.state_format == StateFormat::kFloat32 ? 4 : 2;
+  for (size_t i = 0; i < is_padding.size(); ++i) {
+    if (!is_padding[i]) continue;
+    for (std::vector<std::byte>& state : tensors.state) {
+      if (state.empty()) continue;
+      std::byte* const last = state.data() + tensors.offsets[i + 1] * bytes - 1;
+      *last = std::byte{0x7f};
+      last[-1] = static_cast<std::byte>(random() | 0x80);
+    }
+  }
+}
+
 struct UpdateScenario {
   uint64_t elements = 1536;
   uint64_t largest = 400;
@@ -201,7 +217,8 @@ absl::Status CheckUpdate(KernelDevice& device, const Form& form, OptimizerKind k
   std::vector<bool> is_padding;
   const std::vector<uint64_t> offsets =
       RandomOffsets(random, scenario.elements, scenario.largest, is_padding);
-  const UpdateTensors tensors = RandomTensors(random, form.arrays, kind, offsets, scenario.values);
+  UpdateTensors tensors = RandomTensors(random, form.arrays, kind, offsets, scenario.values);
+  PutOddBits(random, is_padding, tensors);
   UpdateTensors expected = tensors;
   const std::vector<UpdateArgs> args = RandomArgs(random, kind, scenario.groups);
   std::vector<int> updated;
