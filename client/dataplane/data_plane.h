@@ -99,6 +99,8 @@ struct DataPlaneOptions {
   std::function<absl::StatusOr<std::string>(
       const std::string& key, const std::optional<std::string>& value, absl::Duration timeout)>
       rendezvous{};
+  // Names the machine that the rank's GPU is in; empty: this one.
+  std::string node{};
   // OK, or why the generation is dead: asked while a call waits.
   std::function<absl::Status()> alive{};
 };

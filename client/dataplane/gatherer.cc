@@ -15,12 +15,12 @@ constexpr size_t kUnitsAtOnce = 32;
 
 }  // namespace
 
-Gatherer::Gatherer(PlaneCore& core, OwnMemory& memory, DeviceAddress shared,
-                   NcclCommunicator* communicator, StreamLog log)
+Gatherer::Gatherer(PlaneCore& core, OwnMemory& memory, DeviceAddress shared, RankLinks* links,
+                   StreamLog log)
     : core_(core),
       memory_(memory),
       shared_(shared),
-      communicator_(communicator),
+      links_(links),
       log_(std::move(log)),
       units_(core.layout().units().size()) {
   for (uint32_t unit = 0; unit < units_.size(); ++unit) {
@@ -34,11 +34,9 @@ Gatherer::Gatherer(PlaneCore& core, OwnMemory& memory, DeviceAddress shared,
 }
 
 absl::StatusOr<std::unique_ptr<Gatherer>> Gatherer::Create(PlaneCore& core, OwnMemory& memory,
-                                                           DeviceAddress shared,
-                                                           NcclCommunicator* communicator) {
+                                                           DeviceAddress shared, RankLinks* links) {
   ZS_ASSIGN_OR_RETURN(StreamLog log, StreamLog::Create(core.device(), StreamPriority::kHigh));
-  return std::unique_ptr<Gatherer>(
-      new Gatherer(core, memory, shared, communicator, std::move(log)));
+  return std::unique_ptr<Gatherer>(new Gatherer(core, memory, shared, links, std::move(log)));
 }
 
 absl::Status Gatherer::CheckUnits(std::span<const uint32_t> units) const {
@@ -105,10 +103,10 @@ absl::Status Gatherer::Enqueue(std::span<const uint32_t> units) {
     gathers.push_back(PlanOf(unit));
     gathered_bytes_ += core_.layout().units()[unit].bytes() - gathers.back().send.bytes;
   }
-  if (communicator_ != nullptr && !gathers.empty()) {
+  if (links_ != nullptr && !gathers.empty()) {
     const CurrentDevice current(core_.device());
     ZS_RETURN_IF_ERROR(current.status());
-    ZS_RETURN_IF_ERROR(communicator_->AllGather(log_.stream().handle(), gathers));
+    ZS_RETURN_IF_ERROR(links_->AllGather(log_.stream().handle(), gathers));
   } else {
     for (const NcclGather& gather : gathers) {
       ZS_RETURN_IF_ERROR(log_.stream().CopyOnDevice(gather.receive[0].address, gather.send.address,

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/dataplane/plane_core.h"
+#include "client/dataplane/rank_links.h"
 #include "client/dataplane/stream_log.h"
 #include "client/dataplane/trainer_memory.h"
 #include "device/cuda/stream.h"
@@ -27,11 +28,10 @@ namespace zeroshard {
 
 class Gatherer {
  public:
-  // `shared`: where DEVICE_SHARED is mapped. `communicator`: null where there is one rank. All must
+  // `shared`: where DEVICE_SHARED is mapped. `links`: null where there is one rank. All must
   // outlive this.
   static absl::StatusOr<std::unique_ptr<Gatherer>> Create(PlaneCore& core, OwnMemory& memory,
-                                                          DeviceAddress shared,
-                                                          NcclCommunicator* communicator);
+                                                          DeviceAddress shared, RankLinks* links);
 
   bool resident(uint32_t unit) const { return units_[unit].resident; }
   // As in DataPlane.
@@ -59,7 +59,7 @@ class Gatherer {
     std::optional<std::list<uint32_t>::iterator> idle;  // its place in idle_
   };
 
-  Gatherer(PlaneCore& core, OwnMemory& memory, DeviceAddress shared, NcclCommunicator* communicator,
+  Gatherer(PlaneCore& core, OwnMemory& memory, DeviceAddress shared, RankLinks* links,
            StreamLog log);
 
   absl::Status CheckUnits(std::span<const uint32_t> units) const;
@@ -73,7 +73,7 @@ class Gatherer {
   PlaneCore& core_;
   OwnMemory& memory_;
   const DeviceAddress shared_;
-  NcclCommunicator* const communicator_;
+  RankLinks* const links_;
   StreamLog log_;
   std::vector<Use> units_;
   std::list<uint32_t> idle_;      // mapped, of no use now; least recently released first

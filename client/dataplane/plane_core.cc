@@ -1,7 +1,6 @@
 #include "client/dataplane/plane_core.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -26,29 +25,6 @@ PlaneCore::PlaneCore(DataPlaneOptions options, const CudaDevice& device)
 std::string PlaneCore::name() const {
   return absl::StrCat("job ", options_.job, ", generation ", options_.generation, ", rank ",
                       rank());
-}
-
-absl::StatusOr<std::unique_ptr<NcclCommunicator>> PlaneCore::Connect(
-    const NcclLibrary* library, const std::string& name) const {
-  if (ranks() == 1) return nullptr;
-  const std::string key = absl::StrCat("nccl/", name);
-  std::optional<std::string> value;
-  if (rank() == 0) {
-    ZS_ASSIGN_OR_RETURN(const NcclUniqueId made, library->MakeUniqueId());
-    value.emplace(reinterpret_cast<const char*>(made.data()), made.size());
-  }
-  ZS_ASSIGN_OR_RETURN(const std::string text, options_.rendezvous(key, value, options_.timeout));
-  NcclUniqueId id;
-  if (text.size() != id.size()) {
-    return absl::DataLossError(
-        absl::StrCat("rendezvous key ", key, " has ", text.size(), " bytes, expected ", id.size()));
-  }
-  std::memcpy(id.data(), text.data(), id.size());
-  const CurrentDevice current(device_);
-  ZS_RETURN_IF_ERROR(current.status());
-  return NcclCommunicator::Create(
-      *library, id, rank(), ranks(),
-      {.timeout = options_.timeout, .name = absl::StrCat(this->name(), ", ", name)});
 }
 
 void PlaneCore::Watch(std::vector<NcclCommunicator*> communicators) {

@@ -37,9 +37,6 @@ class PlaneCore {
   DeviceCounters& counters() const { return *options_.counters->As<DeviceCounters>(); }
   DeviceUnitPlace place(uint32_t unit) const { return options_.places[unit]; }
 
-  // The communicator `name` of all ranks, made now; null where there is one rank only.
-  absl::StatusOr<std::unique_ptr<NcclCommunicator>> Connect(const NcclLibrary* library,
-                                                            const std::string& name) const;
   // All communicators, to be polled and interrupted; none may go before this object is told.
   void Watch(std::vector<NcclCommunicator*> communicators);
 

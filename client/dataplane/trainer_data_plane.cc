@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <utility>
+#include <vector>
 
+#include "absl/base/const_init.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "base/deadline.h"
 #include "base/log.h"
@@ -98,33 +102,30 @@ absl::Status TrainerDataPlane::Open(Engine& engine, DataPlaneOptions options) {
       device, core.options().shared.get(), core.options().shared_bytes, Access::kReadWrite);
   if (!shared.ok()) return Annotate(shared.status(), "memory of the worker");
   engine.shared = *std::move(shared);
-  std::optional<NcclLibrary> library;
   if (core.ranks() > 1) {
-    ZS_ASSIGN_OR_RETURN(library, NcclLibrary::Load());
-    if (core.rank() == 0) LogInfo(absl::StrCat(core.name(), ": ", library->description()));
+    ZS_ASSIGN_OR_RETURN(engine.links, RankLinks::Connect(core.options(), device, core.name()));
+    core.Watch(engine.links->communicators());
   }
-  const NcclLibrary* nccl = library.has_value() ? &*library : nullptr;
-  ZS_ASSIGN_OR_RETURN(engine.gather_communicator, core.Connect(nccl, "gather"));
-  ZS_ASSIGN_OR_RETURN(engine.gatherer,
-                      Gatherer::Create(core, *engine.memory, engine.shared.address(),
-                                       engine.gather_communicator.get()));
-  if (!core.config().forward_only) {
-    ZS_ASSIGN_OR_RETURN(engine.scatter_communicator, core.Connect(nccl, "scatter"));
-    ZS_ASSIGN_OR_RETURN(engine.reducer,
-                        Reducer::Create(core, *engine.memory, engine.shared.address(),
-                                        engine.scatter_communicator.get()));
-  }
-  std::vector<NcclCommunicator*> communicators = {engine.gather_communicator.get(),
-                                                  engine.scatter_communicator.get()};
-  std::erase(communicators, nullptr);
-  core.Watch(std::move(communicators));
+  ZS_ASSIGN_OR_RETURN(
+      engine.gatherer,
+      Gatherer::Create(core, *engine.memory, engine.shared.address(), engine.links.get()));
+  if (core.config().forward_only) return absl::OkStatus();
+  ZS_ASSIGN_OR_RETURN(
+      engine.reducer,
+      Reducer::Create(core, *engine.memory, engine.shared.address(),
+                      engine.links == nullptr ? nullptr : engine.links->gradients()));
   return absl::OkStatus();
 }
 
 TrainerDataPlane::~TrainerDataPlane() {
   const bool ended = Abort(absl::CancelledError("the session was closed"));
-  // What the device may still touch must stay as it is, for ever.
-  if (!ended) static_cast<void>(engine_.release());
+  // What the device may still touch must stay as it is until the process ends, and findable.
+  if (!ended) {
+    static auto* const given_up = new std::vector<std::shared_ptr<void>>;
+    static absl::Mutex mu(absl::kConstInit);
+    absl::MutexLock lock(&mu);
+    given_up->push_back(std::move(engine_));
+  }
 }
 
 bool TrainerDataPlane::Abort(const absl::Status& reason) {
@@ -133,12 +134,9 @@ bool TrainerDataPlane::Abort(const absl::Status& reason) {
   if (ended_ || given_up_) return ended_;
   engine_->core->Watch({});
   bool ended = true;
-  const Deadline deadline = Deadline::After(kAbortPatience);
-  for (auto* communicator :
-       {engine_->scatter_communicator.get(), engine_->gather_communicator.get()}) {
-    if (communicator != nullptr && !communicator->Abort(deadline.Remaining() + kLastPatience))
-      ended = false;
-  }
+  const Deadline all = Deadline::After(kAbortPatience);
+  if (engine_->links != nullptr) ended = engine_->links->Abort(kAbortPatience);
+  const Deadline deadline = Deadline::After(std::max(all.Remaining(), kLastPatience));
   while (ended) {
     const absl::StatusOr<bool> gathers = engine_->gatherer->Idle();
     const absl::StatusOr<bool> sums = engine_->reducer == nullptr ? true : engine_->reducer->Idle();

@@ -13,10 +13,10 @@
 #include "client/dataplane/data_plane.h"
 #include "client/dataplane/gatherer.h"
 #include "client/dataplane/plane_core.h"
+#include "client/dataplane/rank_links.h"
 #include "client/dataplane/reducer.h"
 #include "client/dataplane/trainer_memory.h"
 #include "device/cuda/memory.h"
-#include "transport/nccl/communicator.h"
 
 namespace zeroshard {
 
@@ -56,8 +56,7 @@ class TrainerDataPlane final : public DataPlane {
     const std::shared_ptr<OwnMemory> memory;  // first: its device outlives all
     std::unique_ptr<PlaneCore> core;
     DeviceMemory shared;
-    std::unique_ptr<NcclCommunicator> gather_communicator;
-    std::unique_ptr<NcclCommunicator> scatter_communicator;
+    std::unique_ptr<RankLinks> links;  // null where there is one rank
     std::unique_ptr<Gatherer> gatherer;
     std::unique_ptr<Reducer> reducer;
   };

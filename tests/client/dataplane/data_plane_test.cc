@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
 #include "tests/client/dataplane/plane_world.h"
+#include "tests/fakes/nccl/fake_nccl.h"
 
 namespace zeroshard {
 namespace {
@@ -65,6 +66,31 @@ INSTANTIATE_TEST_SUITE_P(All, GatherTest,
                                "R", std::get<0>(param.param), "Stage", std::get<1>(param.param),
                                std::get<2>(param.param) == DType::kFloat32 ? "Fp32" : "Bf16");
                          });
+
+TEST(GatherTest, OverNodesOfSeveralGpusTheWindowsAreTheSame) {
+  for (const std::vector<std::string>& nodes :
+       {std::vector<std::string>{"a", "a", "b", "b"}, {"a", "b", "b", "b"}}) {
+    PlaneWorld world({.ranks = 4, .config = {.stage = 3}, .nodes = nodes});
+    world.Connect();
+    std::vector<std::vector<std::byte>> units;
+    for (const uint32_t unit : AllUnits(world)) {
+      units.push_back(Pattern(world.layout().units()[unit].bytes(), unit));
+      world.SetParameters(unit, units.back());
+    }
+    FakeNcclReset("");
+    world.RunAll([&](uint32_t rank) -> absl::Status {
+      ZS_RETURN_IF_ERROR(world.plane(rank).Gather(AllUnits(world)));
+      for (const uint32_t unit : AllUnits(world)) {
+        ZS_RETURN_IF_ERROR(world.plane(rank).WaitOn(unit, world.rank(rank).stream->handle()));
+        EXPECT_EQ(world.Window(rank, unit), units[unit]) << "rank " << rank << " unit " << unit;
+      }
+      return absl::OkStatus();
+    });
+    // The node first: messages between nodes, broadcasts within them.
+    EXPECT_GT(FakeNcclCalls("ncclSend"), 0u);
+    EXPECT_EQ(FakeNcclCalls("ncclAllGather"), 0u);
+  }
+}
 
 TEST(GatherTest, AWindowHoldsAtMostWhatMayLiveAndUnitsKeepTheirAddresses) {
   // Units of 4 MiB in segments of 2 MiB; two may be there.

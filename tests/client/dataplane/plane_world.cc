@@ -122,6 +122,7 @@ DataPlaneOptions PlaneWorld::PlaneOptions(uint32_t r) {
                            .shared_bytes = rank.shared->bytes(),
                            .counters = rank.counters,
                            .timeout = options_.timeout};
+  if (!options_.nodes.empty()) options.node = options_.nodes[r];
   std::memcpy(options.device_uuid.data(), rank.device->uuid().data(), options.device_uuid.size());
   options.rendezvous = [this](const std::string& key, const std::optional<std::string>& value,
                               absl::Duration timeout) { return Meet(key, value, timeout); };

@@ -32,6 +32,7 @@ struct WorldOptions {
   std::vector<uint64_t> sizes = {5000, 513, 7, 0, 1, 20000};
   std::vector<uint32_t> frozen{};  // parameters
   absl::Duration timeout = absl::Seconds(30);
+  std::vector<std::string> nodes{};  // by rank; empty: all in one
 };
 
 // What one rank's worker and process hold.
