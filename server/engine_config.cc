@@ -16,6 +16,9 @@ static_assert(model::v1::STATE_FORMAT_BFLOAT16 == static_cast<int>(StateFormat::
               model::v1::MASTER_FORM_SPLIT == static_cast<int>(MasterForm::kSplit) &&
               model::v1::MASTER_FORM_NONE == static_cast<int>(MasterForm::kNone));
 
+// That one sum over ranks on a GPU takes.
+constexpr uint32_t kMaxDataPlaneRanks = 64;
+
 bool AnyTrainable(const model::v1::Manifest& manifest) {
   return std::any_of(manifest.parameters().begin(), manifest.parameters().end(),
                      [](const auto& parameter) { return parameter.trainable(); });
@@ -173,6 +176,11 @@ absl::Status SetDataPlane(const PlanInput& input, model::v1::EngineConfig& engin
     return absl::FailedPreconditionError(
         absl::StrCat("the job has ", input.world_size, " ranks and the daemon ", gpus,
                      gpus == 1 ? " GPU" : " GPUs", "; each rank needs a GPU of its own"));
+  }
+  if (input.world_size > kMaxDataPlaneRanks) {
+    return absl::FailedPreconditionError(absl::StrCat("a job on GPUs has at most ",
+                                                      kMaxDataPlaneRanks, " ranks; this one has ",
+                                                      input.world_size));
   }
   if (engine.stage() == 0) {
     return absl::InvalidArgumentError("stage 0 does not exist on GPUs; write 1, 2 or 3");

@@ -58,33 +58,32 @@ uint64_t ResidentBytes(const Layout& layout, const model::v1::EngineConfig& conf
 
 TrainerGpuBytes TrainerGpuBytesOf(const Layout& layout, const model::v1::EngineConfig& config) {
   TrainerGpuBytes bytes;
-  uint64_t trainable = 0;
+  const bool local_sums = SumsMicroStepsFirst(config);
+  const uint64_t ranks = config.world_size();
   uint64_t largest = 0;  // trainable
   uint64_t widest = 1;
   uint64_t live = config.max_live_elements();
+  uint64_t slice = 0;  // the largest of a rank, as it is exchanged
+  uint64_t sums = 0;
   for (const Unit& unit : layout.units()) {
     widest = std::max<uint64_t>(widest, SizeOf(unit.dtype));
     live = std::max(live, unit.elements());
     if (!unit.trainable || config.forward_only()) continue;
-    trainable += unit.bytes();
     largest = std::max(largest, unit.bytes());
+    const uint64_t elements = (unit.grains + ranks - 1) / ranks * kGrainElements;
+    slice = std::max(slice, elements * (local_sums ? sizeof(float) : SizeOf(unit.dtype)));
+    if (local_sums) sums += unit.elements() * sizeof(float);
   }
-  const uint64_t window = RoundUpTo(layout.window_bytes(), kDevicePage);
-  bytes.parameters = window;
-  if (config.stage() == 3 && live < window) {
-    // A unit begins and ends within a page.
-    const uint64_t gathered = RoundUpTo(live * widest, kDevicePage) + 2 * kDevicePage;
-    bytes.parameters = std::min(window, ResidentBytes(layout, config) + gathered);
+  const auto pages = [](uint64_t of) { return RoundUpTo(of, kDevicePage); };
+  bytes.parameters = pages(layout.window_bytes());
+  if (config.stage() == 3 && live < layout.window_bytes()) {
+    // A unit begins and ends within a page; what one gives back is kept for the next.
+    const uint64_t gathered = pages(live * widest) + pages(largest) + 4 * kDevicePage;
+    bytes.parameters = std::min(bytes.parameters, ResidentBytes(layout, config) + gathered);
   }
-  if (trainable == 0) return bytes;
-  const uint64_t bucket = std::min(trainable, config.reduce_bucket_elements()) * sizeof(float);
-  bytes.gradients = std::min(trainable, std::max(bucket, 2 * largest)) + 2 * largest;
-  if (SumsMicroStepsFirst(config)) {
-    for (const Unit& unit : layout.units()) {
-      if (unit.trainable) bytes.gradients += unit.elements() * sizeof(float);
-    }
-  }
-  bytes.gradients = RoundUpTo(bytes.gradients, kDevicePage);
+  if (largest == 0) return bytes;
+  bytes.gradients = pages(std::max(GradientWindowBytes(layout, config), 2 * largest)) +
+                    pages(ranks > 1 ? slice * ranks : 0) + pages(sums) + 2 * kDevicePage;
   return bytes;
 }
 

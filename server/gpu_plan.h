@@ -17,7 +17,8 @@
 
 namespace zeroshard {
 
-// A rank's own device memory, at most.
+// A rank's own device memory (client/dataplane), at most: but for what gradients take that come out
+// of order.
 struct TrainerGpuBytes {
   uint64_t parameters = 0;  // gathered at one time: all at stages 1 and 2; in whole pages
   uint64_t gradients = 0;   // under way between ranks; and its sum over micro-steps (stage 1)

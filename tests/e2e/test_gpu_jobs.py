@@ -242,3 +242,51 @@ def test_a_survivor_that_hangs_is_named(node, probe):
     wait_for(lambda: one.ask("page")["poisoned"], "the abort")
     message = probe(node, job="gpt", rank=1, world_size=2, timeout_ms=300).refused("DEADLINE_EXCEEDED")
     assert f"rank 0 (process {one.pid}) neither attached again nor ended" in message
+
+
+# The real worker's probe; where there is a driver it is the fake one.
+
+REAL_WORKER = programs.BINARIES / "worker/zeroshard-worker"
+FAKE_DRIVER = programs.BINARIES / "tests/fakes/cuda/libcuda.so.1"
+real = pytest.mark.skipif(not REAL_WORKER.exists() or not FAKE_DRIVER.exists(), reason="no worker with CUDA is built")
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """Puts the fake driver where programs find it, with these settings."""
+
+    def install(settings):
+        monkeypatch.setenv("LD_LIBRARY_PATH", str(FAKE_DRIVER.parent))
+        monkeypatch.setenv("ZEROSHARD_FAKE_CUDA", settings)
+
+    return install
+
+
+@real
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="this machine has a driver")
+def test_the_real_worker_says_what_is_missing_without_a_driver(directory):
+    code, error = programs.run_daemon(directory, devices=("cuda:0",), worker=REAL_WORKER)
+    assert code == 3
+    assert "libcuda.so.1 cannot be opened" in error and "install the NVIDIA driver" in error and "cpu:0" in error
+
+
+@real
+@pytest.mark.parametrize("settings, words", [
+    ("devices=1,driver=11000", ["11.0", "driver"]),
+    ("devices=1,cc=7.0", ["7.0", "compute capability"]),
+    ("devices=0", ["no CUDA device"]),
+])
+def test_gpus_that_cannot_be_used_keep_the_daemon_from_starting(directory, driver, settings, words):
+    driver(settings)
+    code, error = programs.run_daemon(directory, devices=("cuda:0",), worker=REAL_WORKER)
+    assert code == 3
+    for word in ["devices: cuda:0: ", *words]:
+        assert word in error
+
+
+@real
+def test_the_real_worker_lists_the_drivers_gpus(start, driver):
+    driver("devices=3,memory=1G")
+    daemon = start(devices=("cuda:all",), worker=REAL_WORKER)
+    assert daemon.json("status")["devices"] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert [tier["capacity_bytes"] for tier in daemon.json("tiers")["tiers"][1:]] == 3 * [1 << 30]
