@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/config.h"
 #include "base/deadline.h"
 #include "base/log.h"
 #include "base/status.h"
@@ -17,6 +18,11 @@ absl::StatusOr<std::unique_ptr<RankLinks>> RankLinks::Connect(const DataPlaneOpt
                                                               const std::string& name) {
   ZS_ASSIGN_OR_RETURN(const NcclLibrary library, NcclLibrary::Load());
   if (options.rank == 0) LogInfo(absl::StrCat(name, ": ", library.description()));
+  if (Env("CUDA_DEVICE_MAX_CONNECTIONS").value_or("") == "1") {
+    LogWarn(absl::StrCat(name,
+                         ": CUDA_DEVICE_MAX_CONNECTIONS is 1: ranks that gather parameters and ",
+                         "sum gradients in different orders hang; leave it unset (docs/nccl.md)"));
+  }
   const uint32_t ranks = options.layout.workers();
   MeetingOptions meeting_options = {.rank = options.rank, .ranks = ranks};
   meeting_options.communicators = options.config.forward_only ? 1 : 2;

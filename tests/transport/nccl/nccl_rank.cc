@@ -1,5 +1,7 @@
-// A rank that is a process: tests/transport/nccl/process_test.cc starts some of them.
+// A rank that is a process: tests/transport/nccl/process_test.cc starts some of them, and
+// tests/gpu/run one with the real NCCL.
 //   nccl_rank library [loaded]                    which NCCL is found
+//   nccl_rank alone                               a world of one rank from creation to abort
 //   nccl_rank id                                  prints a unique id
 //   nccl_rank run RANK RANKS ID [victim|survivor] collectives; a victim then says "ready" and
 //   sleeps,
@@ -61,6 +63,30 @@ absl::Status Collectives(Rank& rank, NcclCommunicator& world) {
   return levels->Close();
 }
 
+// Registered memory, an orderly end, and an abort with work on the stream.
+absl::Status RunAlone() {
+  ZS_ASSIGN_OR_RETURN(const NcclLibrary library, NcclLibrary::Load());
+  Print(library.description());
+  ZS_ASSIGN_OR_RETURN(const auto rank, Rank::Create(0));
+  for (const bool aborts : {false, true}) {
+    ZS_ASSIGN_OR_RETURN(const NcclUniqueId id, library.MakeUniqueId());
+    ZS_ASSIGN_OR_RETURN(const auto world, NcclCommunicator::Create(library, id, 0, 1, {}));
+    ZS_RETURN_IF_ERROR(world->Register(rank->memory()));
+    ZS_RETURN_IF_ERROR(Collectives(*rank, *world));
+    if (!aborts) {
+      ZS_RETURN_IF_ERROR(world->Unregister(rank->memory()));
+      ZS_RETURN_IF_ERROR(world->Close());
+      continue;
+    }
+    const std::vector<NcclBuffer> buffers(1, rank->Place(4096));
+    ZS_RETURN_IF_ERROR(world->Exchange(rank->stream(), buffers, buffers));
+    if (!world->Abort(absl::Seconds(5))) return absl::InternalError("the abort hangs");
+    if (!rank->Passed(absl::Seconds(5))) return absl::InternalError("the stream is stuck");
+  }
+  Print("done");
+  return absl::OkStatus();
+}
+
 absl::Status Survive(Rank& rank, NcclCommunicator& world) {
   const std::vector<NcclBuffer> buffers(world.ranks(), rank.Place(4096));
   ZS_RETURN_IF_ERROR(world.Exchange(rank.stream(), buffers, buffers));
@@ -96,6 +122,7 @@ absl::Status Main(const std::vector<std::string>& words) {
   if (words.empty()) return absl::InvalidArgumentError("no command");
   if (words[0] == "library") return FindLibrary(words.size() > 1);
   if (words[0] == "id") return PrintId();
+  if (words[0] == "alone") return RunAlone();
   if (words.size() < 4) return absl::InvalidArgumentError("run RANK RANKS ID [ROLE]");
   return RunRank(static_cast<uint32_t>(std::stoul(words[1])),
                  static_cast<uint32_t>(std::stoul(words[2])), words[3],

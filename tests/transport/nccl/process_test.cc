@@ -115,6 +115,13 @@ TEST(NcclProcess, CollectivesBetweenProcesses) {
   }
 }
 
+TEST(NcclProcess, AWorldOfOneRankFromCreationToAbort) {
+  Process alone({"alone"}, {});
+  EXPECT_THAT(alone.ReadLine(), HasSubstr("NCCL 2.28.9"));
+  EXPECT_EQ(alone.ReadLine(), "done");
+  EXPECT_EQ(alone.Wait(), 0);
+}
+
 // How a survivor's wait ends when rank 2 of 3 is killed.
 Words SurvivorsOf(const std::string& settings) {
   Process maker({"id"}, {});

@@ -37,6 +37,8 @@ class Rank {
   void Write(const NcclBuffer& place, const Bytes& content);
   Bytes Read(const NcclBuffer& buffer);
 
+  // All of it.
+  NcclBuffer memory() const { return {memory_.address(), memory_.bytes()}; }
   CUstream_st* stream() { return stream_.handle(); }
   std::function<absl::StatusOr<bool>()> done() {
     return [this] { return stream_.Query(); };
