@@ -55,15 +55,16 @@ struct TileVector {
   VectorRun run;
 };
 
-ZS_KERNEL_FN TileVector VectorOf(const UpdateParams& params, uint32_t tile, uint32_t thread) {
-  const uint64_t skipped = params.first % kStateGrain;
+ZS_KERNEL_FN TileVector VectorOf(const UpdateParams& params, const UpdateChunk& chunk,
+                                 uint32_t tile, uint32_t thread) {
+  const uint64_t skipped = chunk.first % kStateGrain;
   const uint64_t place = uint64_t{tile} * kTileElements + thread * kVector;
   TileVector vector = {};
-  vector.inside = place >= skipped && place - skipped < params.elements;
+  vector.inside = place >= skipped && place - skipped < chunk.elements;
   if (!vector.inside) return vector;
   vector.element = static_cast<uint32_t>(place - skipped);
-  vector.of_unit = params.first + vector.element;
-  vector.run = FindRun(params, vector.element);
+  vector.of_unit = chunk.first + vector.element;
+  vector.run = FindRun(params, chunk, vector.element);
   return vector;
 }
 
@@ -73,10 +74,10 @@ ZS_KERNEL_FN uint32_t ScaleIndex(const UpdateParams& params, const TileVector& v
 }
 
 template <class Functor, int kSlot>
-ZS_KERNEL_FN void DecodeVector(const UpdateParams& params, const TileVector& vector,
-                               Floats& state) {
-  const uint32_t codes = *At<const uint32_t>(params.state_before[kSlot], vector.element / kVector);
-  const float scale = *At<const float>(params.scales_before[kSlot], ScaleIndex(params, vector));
+ZS_KERNEL_FN void DecodeVector(const UpdateParams& params, const UpdateChunk& chunk,
+                               const TileVector& vector, Floats& state) {
+  const uint32_t codes = *At<const uint32_t>(chunk.state_before[kSlot], vector.element / kVector);
+  const float scale = *At<const float>(chunk.scales_before[kSlot], ScaleIndex(params, vector));
   ZS_UNROLL for (uint32_t i = 0; i < kVector; ++i) {
     state.at[i] = kernel::DecodedState(BookOf<Functor, kSlot>(),
                                        static_cast<uint8_t>(codes >> (8 * i)), scale);
@@ -96,27 +97,27 @@ ZS_KERNEL_FN void KeepVector(CodeTile& tile, uint32_t thread, VectorRun run, con
 
 // Phase 1. Codes of vectors in no run are copied here.
 template <class Functor>
-ZS_KERNEL_FN void UpdateTile(const UpdateParams& params, uint32_t tile_index, uint32_t thread,
-                             CodeTile& tile) {
+ZS_KERNEL_FN void UpdateTile(const UpdateParams& params, const UpdateChunk& chunk,
+                             uint32_t tile_index, uint32_t thread, CodeTile& tile) {
   ZS_UNROLL for (int slot = 0; slot < Functor::kStates; ++slot) tile.largest[slot][thread] = 0;
-  const TileVector vector = VectorOf(params, tile_index, thread);
+  const TileVector vector = VectorOf(params, chunk, tile_index, thread);
   if (!vector.inside) return;
-  Floats master = Load(MasterType(params), params.master_before, vector.element);
+  Floats master = Load(MasterType(params), chunk.master_before, vector.element);
   if (vector.run.end == 0) {
     ZS_UNROLL for (int slot = 0; slot < Functor::kStates; ++slot) {
-      *At<uint32_t>(params.state_after[slot], vector.element / kVector) =
-          *At<const uint32_t>(params.state_before[slot], vector.element / kVector);
+      *At<uint32_t>(chunk.state_after[slot], vector.element / kVector) =
+          *At<const uint32_t>(chunk.state_before[slot], vector.element / kVector);
     }
   } else {
-    const Floats grad = Load(params.grad_type, params.grad, vector.element);
+    const Floats grad = Load(params.grad_type, chunk.grad, vector.element);
     Floats state[kMaxStateSlots] = {};
-    DecodeVector<Functor, 0>(params, vector, state[0]);
-    if constexpr (Functor::kStates > 1) DecodeVector<Functor, 1>(params, vector, state[1]);
+    DecodeVector<Functor, 0>(params, chunk, vector, state[0]);
+    if constexpr (Functor::kStates > 1) DecodeVector<Functor, 1>(params, chunk, vector, state[1]);
     UpdateVector<Functor>(params, vector.run, grad, master, state);
     KeepVector<0>(tile, thread, vector.run, state[0]);
     if constexpr (Functor::kStates > 1) KeepVector<1>(tile, thread, vector.run, state[1]);
   }
-  StoreMaster(params, vector.element, vector.run, master);
+  StoreMaster(params, chunk, vector.element, vector.run, master);
 }
 
 // Phase 2.
@@ -134,9 +135,9 @@ ZS_KERNEL_FN void FindLargestOfRow(uint32_t thread, CodeTile& tile) {
 }
 
 template <class Functor, int kSlot>
-ZS_KERNEL_FN void EncodeVector(const UpdateParams& params, const TileVector& vector,
-                               uint32_t first_row, uint32_t end_row, bool writes_scale,
-                               const CodeTile& tile, uint32_t thread) {
+ZS_KERNEL_FN void EncodeVector(const UpdateParams& params, const UpdateChunk& chunk,
+                               const TileVector& vector, uint32_t first_row, uint32_t end_row,
+                               bool writes_scale, const CodeTile& tile, uint32_t thread) {
   int32_t largest = 0;
   for (uint32_t row = first_row; row < end_row; ++row) {
     const int32_t other = tile.of_row[kSlot][row];
@@ -144,22 +145,22 @@ ZS_KERNEL_FN void EncodeVector(const UpdateParams& params, const TileVector& vec
   }
   const float absmax = kernel::FloatOf(static_cast<uint32_t>(largest));
   const float divisor = kernel::StateDivisor(absmax);
-  const uint32_t before = *At<const uint32_t>(params.state_before[kSlot], vector.element / kVector);
+  const uint32_t before = *At<const uint32_t>(chunk.state_before[kSlot], vector.element / kVector);
   uint32_t codes = 0;
   ZS_UNROLL for (uint32_t i = 0; i < kVector; ++i) {
     const uint32_t code =
         kernel::EncodedState(BookOf<Functor, kSlot>(), tile.value[kSlot][thread].at[i], divisor);
     codes |= (i < vector.run.end ? code : before >> (8 * i) & 0xffu) << (8 * i);
   }
-  *At<uint32_t>(params.state_after[kSlot], vector.element / kVector) = codes;
-  if (writes_scale) *At<float>(params.scales_after[kSlot], ScaleIndex(params, vector)) = absmax;
+  *At<uint32_t>(chunk.state_after[kSlot], vector.element / kVector) = codes;
+  if (writes_scale) *At<float>(chunk.scales_after[kSlot], ScaleIndex(params, vector)) = absmax;
 }
 
 // Phase 3.
 template <class Functor>
-ZS_KERNEL_FN void EncodeTile(const UpdateParams& params, uint32_t tile_index, uint32_t thread,
-                             const CodeTile& tile) {
-  const TileVector vector = VectorOf(params, tile_index, thread);
+ZS_KERNEL_FN void EncodeTile(const UpdateParams& params, const UpdateChunk& chunk,
+                             uint32_t tile_index, uint32_t thread, const CodeTile& tile) {
+  const TileVector vector = VectorOf(params, chunk, tile_index, thread);
   if (!vector.inside || vector.run.end == 0) return;
   // The vector's block: where its run and its grain overlap, in elements of the tile.
   const uint32_t at = thread * kVector;
@@ -170,9 +171,9 @@ ZS_KERNEL_FN void EncodeTile(const UpdateParams& params, uint32_t tile_index, ui
   const uint32_t end = grain + kStateGrain - at > left ? at + left : grain + kStateGrain;
   const uint32_t first_row = begin / kTileRow;
   const uint32_t end_row = (end + kTileRow - 1) / kTileRow;
-  EncodeVector<Functor, 0>(params, vector, first_row, end_row, at == begin, tile, thread);
+  EncodeVector<Functor, 0>(params, chunk, vector, first_row, end_row, at == begin, tile, thread);
   if constexpr (Functor::kStates > 1) {
-    EncodeVector<Functor, 1>(params, vector, first_row, end_row, at == begin, tile, thread);
+    EncodeVector<Functor, 1>(params, chunk, vector, first_row, end_row, at == begin, tile, thread);
   }
 }
 

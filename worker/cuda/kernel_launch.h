@@ -39,6 +39,7 @@ inline constexpr uint32_t kBlockThreads = 256;
 
 __device__ __forceinline__ uint32_t BlockIndex() { return blockIdx.x; }
 __device__ __forceinline__ uint32_t BlockCount() { return gridDim.x; }
+__device__ __forceinline__ uint32_t BlockRow() { return blockIdx.y; }
 
 #else
 
@@ -54,11 +55,13 @@ __device__ __forceinline__ uint32_t BlockCount() { return gridDim.x; }
 struct HostBlock {
   uint32_t index = 0;
   uint32_t count = 1;
+  uint32_t row = 0;
 };
 inline thread_local HostBlock host_block;
 
 ZS_KERNEL_FN uint32_t BlockIndex() { return host_block.index; }
 ZS_KERNEL_FN uint32_t BlockCount() { return host_block.count; }
+ZS_KERNEL_FN uint32_t BlockRow() { return host_block.row; }
 
 #endif
 

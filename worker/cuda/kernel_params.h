@@ -21,19 +21,20 @@ inline constexpr uint32_t kStateGrain = 256;
 inline constexpr uint32_t kMaxRuns = 64;
 inline constexpr uint32_t kMaxArgs = 16;
 
-// Elements, counted from the range's first, with the same arguments.
+inline constexpr uint32_t kMaxChunks = 8;
+
+// Elements of a chunk, counted from its first, with the same arguments.
 struct UpdateRun {
   uint32_t begin;
   uint32_t end;
   uint32_t args;
   // 8-bit states: the scale of the block that holds element e of the unit is at
-  // e / 256 + block_shift of the launch's scales; wraps.
+  // e / 256 + block_shift of the chunk's scales; wraps.
   uint32_t block_shift;
 };
 
-enum Master : uint32_t { kMasterFloat32, kMasterCanonical, kMasterStochastic };
-
-struct UpdateParams {
+// A chunk, or a part of one: a row of the grid.
+struct UpdateChunk {
   uint64_t grad;
   uint64_t master_before;
   uint64_t master_after;
@@ -43,13 +44,21 @@ struct UpdateParams {
   uint64_t scales_after[kMaxStateSlots];
   uint64_t parameter;  // 0: none
   uint64_t random_key;
-  uint64_t first;  // of the range, in the unit
+  uint64_t first;  // element of the unit
   uint32_t elements;
+  uint32_t first_run;
+  uint32_t runs;
+};
+
+enum Master : uint32_t { kMasterFloat32, kMasterCanonical, kMasterStochastic };
+
+struct UpdateParams {
   float grad_scale;
   uint32_t grad_type;
   uint32_t parameter_type;
   uint32_t master;
-  uint32_t runs;
+  uint32_t chunks;
+  UpdateChunk chunk[kMaxChunks];
   UpdateRun run[kMaxRuns];
   UpdateArgs args[kMaxArgs];
 };

@@ -70,8 +70,8 @@ absl::Status CudaKernels::Module::Launch(CudaStream& stream,
   const auto blocks = static_cast<unsigned>(std::clamp<uint64_t>(call.blocks, 1, limit));
   void* params[] = {const_cast<Params*>(&call.params)};
   const CUresult launched =
-      device.driver().LaunchKernel(functions[call.kernel], blocks, 1, 1, gpu::kBlockThreads, 1, 1,
-                                   0, stream.handle(), params, nullptr);
+      device.driver().LaunchKernel(functions[call.kernel], blocks, call.rows, 1, gpu::kBlockThreads,
+                                   1, 1, 0, stream.handle(), params, nullptr);
   if (launched == CUDA_SUCCESS) return absl::OkStatus();
   return device.Error(launched, absl::StrCat("launch of kernel ", gpu::KernelNames()[call.kernel]));
 }
@@ -86,9 +86,15 @@ absl::StatusOr<std::unique_ptr<CudaKernels>> CudaKernels::Load(const CudaDevice&
 }
 
 absl::Status CudaKernels::Update(CudaStream& stream, const UpdateLaunch& launch) {
+  return UpdateChunks(stream, {&launch, 1});
+}
+
+absl::Status CudaKernels::UpdateChunks(CudaStream& stream,
+                                       absl::Span<const UpdateLaunch> launches) {
   ZS_ASSIGN_OR_RETURN(const std::vector<gpu::KernelCall<gpu::UpdateParams>> calls,
-                      gpu::PlanUpdate(launch));
-  if (launch.state_format == StateFormat::kInt8) {
+                      gpu::PlanUpdates(launches));
+  for (const UpdateLaunch& launch : launches) {
+    if (launch.state_format != StateFormat::kInt8) continue;
     // Of the blocks in no segment; the kernel writes the others.
     for (const DeviceArrayPair& scales : launch.scales) {
       if (scales.before == scales.after || launch.blocks == 0) continue;

@@ -14,13 +14,14 @@ template <class Functor>
 ZS_KERNEL_FN void UpdateCodes(const UpdateParams& params) {
   if constexpr (Functor::kStates > 0 && Functor::kStateMaps[0] != StateMap::kNone) {
     ZS_SHARED CodeTile tile;
-    const uint64_t extent = params.first % kStateGrain + params.elements;
+    const UpdateChunk& chunk = params.chunk[BlockRow()];
+    const uint64_t extent = chunk.first % kStateGrain + chunk.elements;
     for (uint32_t at = BlockIndex(); uint64_t{at} * kTileElements < extent; at += BlockCount()) {
-      ZS_THREADS(thread) { UpdateTile<Functor>(params, at, thread, tile); }
+      ZS_THREADS(thread) { UpdateTile<Functor>(params, chunk, at, thread, tile); }
       ZS_BARRIER();
       ZS_THREADS(thread) { FindLargestOfRow<Functor>(thread, tile); }
       ZS_BARRIER();
-      ZS_THREADS(thread) { EncodeTile<Functor>(params, at, thread, tile); }
+      ZS_THREADS(thread) { EncodeTile<Functor>(params, chunk, at, thread, tile); }
       ZS_BARRIER();
     }
   }

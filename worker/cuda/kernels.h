@@ -35,6 +35,10 @@ class CudaKernels {
   // InvalidArgument, before anything is launched: a form that has no kernel, an address that is
   // missing or not aligned, a range that is no multiple of 16 elements, too many inputs.
   absl::Status Update(CudaStream& stream, const UpdateLaunch& launch);
+  // Several chunks, which do not overlap: neighbours that differ in nothing but addresses, ranges
+  // and segments (the same `args` among what is the same) share a kernel, up to eight, so that the
+  // end of one is not waited for before the next begins. After an error some may be in the stream.
+  absl::Status UpdateChunks(CudaStream& stream, absl::Span<const UpdateLaunch> launches);
   absl::Status Sum(CudaStream& stream, const SumLaunch& launch);
   absl::Status MergePresence(CudaStream& stream, const MergePresenceLaunch& launch);
   absl::Status Squares(CudaStream& stream, const SquaresLaunch& launch);

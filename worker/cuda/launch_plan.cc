@@ -106,109 +106,137 @@ uint32_t MasterOf(MasterKind kind) {
   return kind == MasterKind::kFloat32Canonical ? kMasterCanonical : kMasterFloat32;
 }
 
-// Cuts the range of an update into calls whose runs and arguments fit.
+// Whether two updates can be rows of one call.
+bool AreAlike(const UpdateLaunch& a, const UpdateLaunch& b) {
+  return a.kind == b.kind && a.state_format == b.state_format && a.grad_dtype == b.grad_dtype &&
+         a.master_kind == b.master_kind && a.parameter_dtype == b.parameter_dtype &&
+         a.grad_scale == b.grad_scale && a.args.data() == b.args.data() &&
+         a.args.size() == b.args.size();
+}
+
+// Puts updates into as few calls as runs, arguments and chunks allow. A chunk that does not fit is
+// cut where a run begins.
 class UpdatePlanner {
  public:
-  UpdatePlanner(const UpdateLaunch& launch, const Optimizer& optimizer)
-      : launch_(launch), optimizer_(optimizer) {
-    const bool stateless = optimizer.states == 0;
-    const auto format = stateless ? 0 : static_cast<uint32_t>(launch.state_format);
-    kernel_ = static_cast<uint32_t>(launch.kind) * kStateFormats + format;
-  }
-
-  absl::StatusOr<std::vector<KernelCall<UpdateParams>>> Plan() {
-    const uint64_t end = launch_.first + launch_.elements;
-    Open(launch_.first);
-    for (const UpdateSegment& segment : launch_.segments) {
-      const uint64_t from = std::max(segment.begin, launch_.first);
+  absl::Status Add(const UpdateLaunch& launch) {
+    const Optimizer& optimizer = kOptimizers[static_cast<size_t>(launch.kind)];
+    ZS_RETURN_IF_ERROR(CheckUpdate(launch, optimizer));
+    if (calls_.empty() || !AreAlike(*launch_, launch) || params().chunks == kMaxChunks) {
+      OpenCall(launch);
+    }
+    launch_ = &launch;
+    states_ = optimizer.states;
+    OpenChunk(launch.first);
+    const uint64_t end = launch.first + launch.elements;
+    uint64_t last_end = launch.first;
+    for (const UpdateSegment& segment : launch.segments) {
+      const uint64_t from = std::max(segment.begin, launch.first);
       const uint64_t to = std::min(segment.end, end);
       if (from >= to) continue;
-      if (from % kRangeAlignment != 0 || from < last_end_ || segment.args >= launch_.args.size()) {
+      if (from % kRangeAlignment != 0 || from < last_end || segment.args >= launch.args.size()) {
         return absl::InvalidArgumentError(absl::StrCat(
             "an update of elements [", segment.begin, ", ", segment.end, ") with arguments ",
-            segment.args, " of ", launch_.args.size(), ", behind one that ends at ", last_end_));
+            segment.args, " of ", launch.args.size(), ", behind one that ends at ", last_end));
       }
-      Add(from, to, segment);
-      last_end_ = to;
+      AddSegment(from, to, segment);
+      last_end = to;
     }
-    Close(end);
-    return std::move(calls_);
+    CloseChunk(end);
+    return absl::OkStatus();
   }
+
+  std::vector<KernelCall<UpdateParams>> Take() { return std::move(calls_); }
 
  private:
-  void Open(uint64_t begin) {
-    begin_ = begin;
-    calls_.push_back({.kernel = kernel_});
+  UpdateParams& params() { return calls_.back().params; }
+  UpdateChunk& chunk() { return params().chunk[params().chunks - 1]; }
+
+  void OpenCall(const UpdateLaunch& launch) {
+    const bool stateless = kOptimizers[static_cast<size_t>(launch.kind)].states == 0;
+    const auto format = stateless ? 0 : static_cast<uint32_t>(launch.state_format);
+    calls_.push_back({.kernel = static_cast<uint32_t>(launch.kind) * kStateFormats + format});
+    params().grad_scale = launch.grad_scale;
+    params().grad_type = static_cast<uint32_t>(launch.grad_dtype);
+    params().parameter_type = static_cast<uint32_t>(launch.parameter_dtype);
+    params().master = MasterOf(launch.master_kind);
     args_.clear();
+    runs_ = 0;
   }
 
-  void Close(uint64_t end) {
-    KernelCall<UpdateParams>& call = calls_.back();
-    UpdateParams& p = call.params;
-    const uint64_t skipped = begin_ - launch_.first;
-    p.grad = launch_.grad + skipped * SizeOf(launch_.grad_dtype);
-    p.master = MasterOf(launch_.master_kind);
-    const uint64_t master_bytes = p.master == kMasterStochastic ? 2 : sizeof(float);
-    p.master_before = launch_.master.before + skipped * master_bytes;
-    p.master_after = launch_.master.after + skipped * master_bytes;
-    const uint64_t state_bytes = launch_.state_format == StateFormat::kFloat32    ? 4
-                                 : launch_.state_format == StateFormat::kBfloat16 ? 2
-                                                                                  : 1;
-    for (int slot = 0; slot < optimizer_.states; ++slot) {
-      p.state_before[slot] = launch_.state[slot].before + skipped * state_bytes;
-      p.state_after[slot] = launch_.state[slot].after + skipped * state_bytes;
-      p.scales_before[slot] = launch_.scales[slot].before;
-      p.scales_after[slot] = launch_.scales[slot].after;
+  void OpenChunk(uint64_t begin) {
+    ++params().chunks;
+    chunk().first = begin;
+    chunk().first_run = runs_;
+    calls_.back().rows = params().chunks;
+  }
+
+  // The last one, of which nothing is in this call.
+  void DropChunk() {
+    chunk() = {};
+    calls_.back().rows = --params().chunks;
+  }
+
+  void CloseChunk(uint64_t end) {
+    UpdateChunk& c = chunk();
+    const uint64_t skipped = c.first - launch_->first;
+    c.elements = static_cast<uint32_t>(end - c.first);
+    c.grad = launch_->grad + skipped * SizeOf(launch_->grad_dtype);
+    const bool stochastic = launch_->master_kind == MasterKind::kStochastic;
+    const uint64_t master_bytes = stochastic ? sizeof(uint16_t) : sizeof(float);
+    c.master_before = launch_->master.before + skipped * master_bytes;
+    c.master_after = launch_->master.after + skipped * master_bytes;
+    const uint64_t state_bytes = sizeof(float) >> static_cast<int>(launch_->state_format);
+    for (int slot = 0; slot < states_; ++slot) {
+      c.state_before[slot] = launch_->state[slot].before + skipped * state_bytes;
+      c.state_after[slot] = launch_->state[slot].after + skipped * state_bytes;
+      c.scales_before[slot] = launch_->scales[slot].before;
+      c.scales_after[slot] = launch_->scales[slot].after;
     }
-    p.parameter = launch_.parameter == 0 || p.master == kMasterStochastic
-                      ? 0
-                      : launch_.parameter + skipped * SizeOf(launch_.parameter_dtype);
-    p.parameter_type = static_cast<uint32_t>(launch_.parameter_dtype);
-    p.random_key = launch_.random_key;
-    p.first = begin_;
-    p.elements = static_cast<uint32_t>(end - begin_);
-    p.grad_scale = launch_.grad_scale;
-    p.grad_type = static_cast<uint32_t>(launch_.grad_dtype);
+    if (launch_->parameter != 0 && !stochastic) {
+      c.parameter = launch_->parameter + skipped * SizeOf(launch_->parameter_dtype);
+    }
+    c.random_key = launch_->random_key;
     // Tiles of 8-bit states begin with a grain.
-    call.blocks = BlocksFor((begin_ % kStateGrain + p.elements) / kVector);
+    const uint64_t blocks = BlocksFor((c.first % kStateGrain + c.elements) / kVector);
+    calls_.back().blocks = std::max(calls_.back().blocks, blocks);
   }
 
-  void Add(uint64_t from, uint64_t to, const UpdateSegment& segment) {
+  void AddSegment(uint64_t from, uint64_t to, const UpdateSegment& segment) {
     if (Join(from, to, segment)) return;
     auto known = std::find(args_.begin(), args_.end(), segment.args);
-    if (calls_.back().params.runs == kMaxRuns ||
-        (known == args_.end() && args_.size() == kMaxArgs)) {
-      Close(from);
-      Open(from);
+    if (runs_ == kMaxRuns || (known == args_.end() && args_.size() == kMaxArgs)) {
+      CloseChunk(from);
+      if (chunk().elements == 0) DropChunk();
+      OpenCall(*launch_);
+      OpenChunk(from);
       known = args_.end();
     }
-    UpdateParams& p = calls_.back().params;
     const auto slot = static_cast<uint32_t>(known - args_.begin());
     if (known == args_.end()) {
-      p.args[args_.size()] = launch_.args[segment.args];
+      params().args[slot] = launch_->args[segment.args];
       args_.push_back(segment.args);
     }
-    p.run[p.runs++] = {static_cast<uint32_t>(from - begin_), static_cast<uint32_t>(to - begin_),
-                       slot, segment.block_shift - static_cast<uint32_t>(launch_.first_block)};
+    const uint64_t first = chunk().first;
+    params().run[runs_++] = {static_cast<uint32_t>(from - first), static_cast<uint32_t>(to - first),
+                             slot,
+                             segment.block_shift - static_cast<uint32_t>(launch_->first_block)};
+    ++chunk().runs;
   }
 
-  // Makes the last run longer, if the segment touches it and has its arguments.
+  // Makes the chunk's last run longer, if the segment touches it and has its arguments.
   bool Join(uint64_t from, uint64_t to, const UpdateSegment& segment) {
-    UpdateParams& p = calls_.back().params;
-    if (p.runs == 0 || launch_.state_format == StateFormat::kInt8) return false;
-    UpdateRun& last = p.run[p.runs - 1];
-    if (begin_ + last.end != from || args_[last.args] != segment.args) return false;
-    last.end = static_cast<uint32_t>(to - begin_);
+    if (chunk().runs == 0 || launch_->state_format == StateFormat::kInt8) return false;
+    UpdateRun& last = params().run[runs_ - 1];
+    if (chunk().first + last.end != from || args_[last.args] != segment.args) return false;
+    last.end = static_cast<uint32_t>(to - chunk().first);
     return true;
   }
 
-  const UpdateLaunch& launch_;
-  const Optimizer& optimizer_;
-  uint32_t kernel_ = 0;
   std::vector<KernelCall<UpdateParams>> calls_;
-  std::vector<uint32_t> args_;  // of the last call: launch_.args[args_[i]] is its i-th
-  uint64_t begin_ = 0;          // of the last call
-  uint64_t last_end_ = 0;
+  const UpdateLaunch* launch_ = nullptr;  // whose chunk is the last one
+  int states_ = 0;                        // of its optimizer
+  uint32_t runs_ = 0;                     // of the last call
+  std::vector<uint32_t> args_;            // of the last call: launch_->args[args_[i]] is its i-th
 };
 
 // Fills in the steps; returns the depth of the stack that they need.
@@ -263,10 +291,11 @@ bool AllOfType(absl::Span<const SumInput> inputs, DType dtype) {
 
 absl::Span<const char* const> KernelNames() { return kNames; }
 
-absl::StatusOr<std::vector<KernelCall<UpdateParams>>> PlanUpdate(const UpdateLaunch& launch) {
-  const Optimizer& optimizer = kOptimizers[static_cast<size_t>(launch.kind)];
-  ZS_RETURN_IF_ERROR(CheckUpdate(launch, optimizer));
-  return UpdatePlanner(launch, optimizer).Plan();
+absl::StatusOr<std::vector<KernelCall<UpdateParams>>> PlanUpdates(
+    absl::Span<const UpdateLaunch> launches) {
+  UpdatePlanner planner;
+  for (const UpdateLaunch& launch : launches) ZS_RETURN_IF_ERROR(planner.Add(launch));
+  return planner.Take();
 }
 
 absl::StatusOr<KernelCall<SumParams>> PlanSum(const SumLaunch& launch) {

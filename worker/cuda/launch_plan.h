@@ -34,12 +34,15 @@ absl::Span<const char* const> KernelNames();
 template <class Params>
 struct KernelCall {
   uint32_t kernel = 0;
-  uint64_t blocks = 0;  // of kBlockThreads threads that have something to do; fewer will do
+  // Of a row of the grid, of kBlockThreads threads that have something to do; fewer will do.
+  uint64_t blocks = 0;
+  uint32_t rows = 1;
   Params params = {};
 };
 
 // The errors are those of CudaKernels (worker/cuda/kernels.h).
-absl::StatusOr<std::vector<KernelCall<UpdateParams>>> PlanUpdate(const UpdateLaunch& launch);
+absl::StatusOr<std::vector<KernelCall<UpdateParams>>> PlanUpdates(
+    absl::Span<const UpdateLaunch> launches);
 absl::StatusOr<KernelCall<SumParams>> PlanSum(const SumLaunch& launch);
 absl::StatusOr<KernelCall<MergePresenceParams>> PlanMergePresence(
     const MergePresenceLaunch& launch);

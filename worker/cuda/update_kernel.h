@@ -23,16 +23,17 @@ struct VectorRun {
 };
 
 // `element` is the vector's first, counted from the range's.
-ZS_KERNEL_FN VectorRun FindRun(const UpdateParams& params, uint32_t element) {
-  uint32_t below = 0;  // runs that begin at or before the element
-  uint32_t above = params.runs;
+ZS_KERNEL_FN VectorRun FindRun(const UpdateParams& params, const UpdateChunk& chunk,
+                               uint32_t element) {
+  uint32_t below = chunk.first_run;  // what comes after the runs that begin at or before it
+  uint32_t above = chunk.first_run + chunk.runs;
   while (below < above) {
     const uint32_t middle = (below + above) / 2;
     const bool begun = params.run[middle].begin <= element;
     below = begun ? middle + 1 : below;
     above = begun ? above : middle;
   }
-  if (below == 0) return {0, 0};
+  if (below == chunk.first_run) return {0, 0};
   const uint32_t end = params.run[below - 1].end;
   return {below - 1, end > element ? end - element : 0};
 }
@@ -42,9 +43,9 @@ ZS_KERNEL_FN uint32_t MasterType(const UpdateParams& params) {
 }
 
 // The bits of a bf16 master: of an updated element stochastically rounded, of another as they were.
-ZS_KERNEL_FN uint32_t StochasticHalf(const UpdateParams& params, uint64_t unit_element, float value,
+ZS_KERNEL_FN uint32_t StochasticHalf(const UpdateChunk& chunk, uint64_t unit_element, float value,
                                      bool updated) {
-  const uint64_t key = GrainKey(params.random_key, unit_element / 256);
+  const uint64_t key = GrainKey(chunk.random_key, unit_element / 256);
   const uint32_t random = RandomBits(key, static_cast<uint32_t>(unit_element % 256));
   const uint32_t bits = kernel::BitsOf(value);
   const uint32_t rounded = value != value ? 0x7fc0u : ((bits + random) >> 16) & 0xffffu;
@@ -53,15 +54,15 @@ ZS_KERNEL_FN uint32_t StochasticHalf(const UpdateParams& params, uint64_t unit_e
 
 // Writes master and parameter; of the elements from `run.end` on, which are as they were, the
 // parameter only is made anew.
-ZS_KERNEL_FN void StoreMaster(const UpdateParams& params, uint32_t element, VectorRun run,
-                              Floats value) {
+ZS_KERNEL_FN void StoreMaster(const UpdateParams& params, const UpdateChunk& chunk,
+                              uint32_t element, VectorRun run, Floats value) {
   if (params.master == kMasterStochastic) {
     uint32_t half[kVector];
     ZS_UNROLL for (uint32_t i = 0; i < kVector; ++i) {
-      half[i] = StochasticHalf(params, params.first + element + i, value.at[i], i < run.end);
+      half[i] = StochasticHalf(chunk, chunk.first + element + i, value.at[i], i < run.end);
     }
-    *At<Words2>(params.master_after, element / kVector) = {half[0] | half[1] << 16,
-                                                           half[2] | half[3] << 16};
+    *At<Words2>(chunk.master_after, element / kVector) = {half[0] | half[1] << 16,
+                                                          half[2] | half[3] << 16};
     return;
   }
   ZS_UNROLL for (uint32_t i = 0; i < kVector; ++i) {
@@ -69,8 +70,8 @@ ZS_KERNEL_FN void StoreMaster(const UpdateParams& params, uint32_t element, Vect
                                                            : kernel::CanonicalNan(value.at[i]);
     value.at[i] = i < run.end ? stored : value.at[i];
   }
-  StoreFloat32(params.master_after, element, value);
-  if (params.parameter != 0) Store(params.parameter_type, params.parameter, element, value);
+  StoreFloat32(chunk.master_after, element, value);
+  if (chunk.parameter != 0) Store(params.parameter_type, chunk.parameter, element, value);
 }
 
 // Runs the functor on the elements before `run.end`; the others stay.
@@ -114,20 +115,21 @@ struct HalfStates {
   }
 };
 
-// Every vector of the launch that falls to this thread.
+// Every vector of the block's chunk that falls to this thread.
 template <class Functor, class States>
 ZS_KERNEL_FN void UpdateElements(const UpdateParams& params, uint32_t thread) {
+  const UpdateChunk& chunk = params.chunk[BlockRow()];
   const uint32_t threads = BlockCount() * kBlockThreads;
-  for (uint32_t vector = BlockIndex() * kBlockThreads + thread; vector < params.elements / kVector;
+  for (uint32_t vector = BlockIndex() * kBlockThreads + thread; vector < chunk.elements / kVector;
        vector += threads) {
     const uint32_t element = vector * kVector;
-    const Words4 raw_grad = LoadRaw(params.grad_type, params.grad, element);
-    const Words4 raw_master = LoadRaw(MasterType(params), params.master_before, element);
+    const Words4 raw_grad = LoadRaw(params.grad_type, chunk.grad, element);
+    const Words4 raw_master = LoadRaw(MasterType(params), chunk.master_before, element);
     Words4 raw_state[kMaxStateSlots];
     ZS_UNROLL for (int slot = 0; slot < Functor::kStates; ++slot) {
-      raw_state[slot] = LoadRaw(States::kType, params.state_before[slot], element);
+      raw_state[slot] = LoadRaw(States::kType, chunk.state_before[slot], element);
     }
-    const VectorRun run = FindRun(params, element);
+    const VectorRun run = FindRun(params, chunk, element);
     Floats state[kMaxStateSlots];
     ZS_UNROLL for (int slot = 0; slot < Functor::kStates; ++slot) {
       state[slot] = Widen(States::kType, raw_state[slot]);
@@ -136,9 +138,9 @@ ZS_KERNEL_FN void UpdateElements(const UpdateParams& params, uint32_t thread) {
     Floats master = Widen(MasterType(params), raw_master);
     UpdateVector<Functor>(params, run, grad, master, state);
     ZS_UNROLL for (int slot = 0; slot < Functor::kStates; ++slot) {
-      States::Store(params.state_after[slot], element, state[slot]);
+      States::Store(chunk.state_after[slot], element, state[slot]);
     }
-    StoreMaster(params, element, run, master);
+    StoreMaster(params, chunk, element, run, master);
   }
 }
 

@@ -6,10 +6,12 @@ namespace zeroshard {
 namespace {
 
 template <class Params, void (*kKernel)(const Params&)>
-void RunBlocks(const void* params, uint32_t blocks) {
-  for (uint32_t block = 0; block < blocks; ++block) {
-    gpu::host_block = {block, blocks};
-    kKernel(*static_cast<const Params*>(params));
+void RunBlocks(const void* params, uint32_t blocks, uint32_t rows) {
+  for (uint32_t row = 0; row < rows; ++row) {
+    for (uint32_t block = 0; block < blocks; ++block) {
+      gpu::host_block = {block, blocks, row};
+      kKernel(*static_cast<const Params*>(params));
+    }
   }
 }
 

@@ -12,9 +12,9 @@ namespace zeroshard {
 struct HostKernel {
   const char* name = "";
   size_t params_bytes = 0;
-  // Runs all blocks of a grid, one after another. `params` points to the kernel's parameter, in
-  // which addresses are host addresses; aligned as malloc aligns.
-  void (*run)(const void* params, uint32_t blocks) = nullptr;
+  // Runs all blocks of a grid, one after another, row by row. `params` points to the kernel's
+  // parameter, in which addresses are host addresses; aligned as malloc aligns.
+  void (*run)(const void* params, uint32_t blocks, uint32_t rows) = nullptr;
 };
 
 // All kernels, in the order of gpu::KernelNames().

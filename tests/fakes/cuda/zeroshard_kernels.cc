@@ -37,31 +37,35 @@ class Ranges {
   std::vector<KernelRange> ranges_;
 };
 
-// Scales of the blocks that a run touches.
-void AddScales(const gpu::UpdateParams& p, int slot, Ranges& ranges) {
-  for (uint32_t i = 0; i < p.runs; ++i) {
+// Scales of the blocks that a chunk's runs touch.
+void AddScales(const gpu::UpdateParams& p, const gpu::UpdateChunk& chunk, int slot,
+               Ranges& ranges) {
+  for (uint32_t i = chunk.first_run; i < chunk.first_run + chunk.runs; ++i) {
     const gpu::UpdateRun& run = p.run[i];
     const auto index = [&](uint64_t element) {
-      return static_cast<uint32_t>((p.first + element) / kGrain) + run.block_shift;
+      return static_cast<uint32_t>((chunk.first + element) / kGrain) + run.block_shift;
     };
     const uint64_t begin = index(run.begin) * sizeof(float);
     const uint64_t bytes = (index(run.end - 1) + 1) * sizeof(float) - begin;
-    ranges.Reads("scales before", p.scales_before[slot] + begin, bytes);
-    ranges.Writes("scales after", p.scales_after[slot] + begin, bytes);
+    ranges.Reads("scales before", chunk.scales_before[slot] + begin, bytes);
+    ranges.Writes("scales after", chunk.scales_after[slot] + begin, bytes);
   }
 }
 
 std::vector<KernelRange> RangesOf(const gpu::UpdateParams& p, uint64_t state_bytes) {
   Ranges ranges;
-  ranges.Reads("gradient", p.grad, BytesOf(p.grad_type, p.elements));
-  const uint64_t master_bytes = p.elements * (p.master == gpu::kMasterStochastic ? 2 : 4);
-  ranges.Reads("master before", p.master_before, master_bytes);
-  ranges.Writes("master after", p.master_after, master_bytes);
-  ranges.Writes("parameter", p.parameter, BytesOf(p.parameter_type, p.elements));
-  for (int slot = 0; slot < kMaxStateSlots; ++slot) {
-    ranges.Reads("state before", p.state_before[slot], p.elements * state_bytes);
-    ranges.Writes("state after", p.state_after[slot], p.elements * state_bytes);
-    if (state_bytes == 1 && p.scales_after[slot] != 0) AddScales(p, slot, ranges);
+  for (uint32_t i = 0; i < p.chunks; ++i) {
+    const gpu::UpdateChunk& c = p.chunk[i];
+    ranges.Reads("gradient", c.grad, BytesOf(p.grad_type, c.elements));
+    const uint64_t master_bytes = c.elements * (p.master == gpu::kMasterStochastic ? 2 : 4);
+    ranges.Reads("master before", c.master_before, master_bytes);
+    ranges.Writes("master after", c.master_after, master_bytes);
+    ranges.Writes("parameter", c.parameter, BytesOf(p.parameter_type, c.elements));
+    for (int slot = 0; slot < kMaxStateSlots; ++slot) {
+      ranges.Reads("state before", c.state_before[slot], c.elements * state_bytes);
+      ranges.Writes("state after", c.state_after[slot], c.elements * state_bytes);
+      if (state_bytes == 1 && c.scales_after[slot] != 0) AddScales(p, c, slot, ranges);
+    }
   }
   return ranges.Take();
 }
@@ -132,8 +136,8 @@ bool RegisterAll() {
     FakeKernel fake;
     fake.parameter_bytes = {kernel.params_bytes};
     fake.run = [&kernel](void** params, Dim3 grid, Dim3 block, unsigned) {
-      if (block.x != gpu::kBlockThreads || block.y != 1 || grid.y != 1) std::abort();
-      kernel.run(params[0], grid.x);
+      if (block.x != gpu::kBlockThreads || block.y != 1 || grid.z != 1) std::abort();
+      kernel.run(params[0], grid.x, grid.y);
     };
     fake.pointers = [name = std::string(kernel.name)](void** params) {
       return RangesOfLaunch(name, params);

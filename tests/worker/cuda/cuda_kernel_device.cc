@@ -29,8 +29,9 @@ class CudaKernelDevice : public KernelDevice {
     ZS_RETURN_IF_ERROR(stream_.CopyToDevice(to, data, bytes));
     return stream_.Synchronize(kDeadline);
   }
-  absl::Status Update(const UpdateLaunch& launch) override {
-    return kernels_->Update(stream_, launch);
+  absl::Status Update(absl::Span<const UpdateLaunch> launches) override {
+    if (launches.size() == 1) return kernels_->Update(stream_, launches[0]);
+    return kernels_->UpdateChunks(stream_, launches);
   }
   absl::Status Sum(const SumLaunch& launch) override { return kernels_->Sum(stream_, launch); }
   absl::Status MergePresence(const MergePresenceLaunch& launch) override {

@@ -77,12 +77,13 @@ class Bandwidth {
   }
 
  private:
-  // Launches of `chunk` elements each.
+  // Of chunks of `chunk` elements.
   absl::Status Update(uint64_t chunk) {
     const std::vector<UpdateArgs> args = {MakeUpdateArgs({.weight_decay = 0.01}, 10)};
     const std::vector<UpdateSegment> segments = {{.begin = 0, .end = chunk, .args = 0}};
     const uint64_t image = chunk * kImageBytes;
     const uint64_t array = chunk * sizeof(float);
+    std::vector<UpdateLaunch> launches;
     for (uint64_t at = 0; at + chunk <= elements_; at += chunk) {
       const DeviceAddress base = memory_.address() + at * kElementBytes;
       const DeviceAddress before = base + array;
@@ -96,9 +97,9 @@ class Bandwidth {
       launch.parameter = before + 2 * image;
       launch.segments = segments;
       launch.args = args;
-      ZS_RETURN_IF_ERROR(kernels_->Update(*stream_, launch));
+      launches.push_back(launch);
     }
-    return absl::OkStatus();
+    return kernels_->UpdateChunks(*stream_, launches);
   }
 
   // The shortest of kRounds runs.

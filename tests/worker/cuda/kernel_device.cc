@@ -30,9 +30,10 @@ class HostKernelDevice : public KernelDevice {
     return absl::OkStatus();
   }
 
-  absl::Status Update(const UpdateLaunch& launch) override {
-    ZS_ASSIGN_OR_RETURN(const auto calls, gpu::PlanUpdate(launch));
-    if (launch.state_format == StateFormat::kInt8) {
+  absl::Status Update(absl::Span<const UpdateLaunch> launches) override {
+    ZS_ASSIGN_OR_RETURN(const auto calls, gpu::PlanUpdates(launches));
+    for (const UpdateLaunch& launch : launches) {
+      if (launch.state_format != StateFormat::kInt8) continue;
       for (const DeviceArrayPair& scales : launch.scales) {
         if (scales.before == scales.after) continue;
         std::memcpy(reinterpret_cast<void*>(scales.after),
@@ -58,7 +59,7 @@ class HostKernelDevice : public KernelDevice {
   template <class Params>
   static void Run(const gpu::KernelCall<Params>& call) {
     const auto blocks = static_cast<uint32_t>(std::clamp<uint64_t>(call.blocks, 1, 3));
-    HostKernels()[call.kernel].run(&call.params, blocks);
+    HostKernels()[call.kernel].run(&call.params, blocks, call.rows);
   }
   template <class Params>
   static absl::Status RunPlan(const absl::StatusOr<gpu::KernelCall<Params>>& call) {

@@ -32,7 +32,7 @@ class KernelDevice {
   // Forgets everything. DataLoss when a guard byte has changed.
   absl::Status Clear();
 
-  virtual absl::Status Update(const UpdateLaunch& launch) = 0;
+  virtual absl::Status Update(absl::Span<const UpdateLaunch> launches) = 0;
   virtual absl::Status Sum(const SumLaunch& launch) = 0;
   virtual absl::Status MergePresence(const MergePresenceLaunch& launch) = 0;
   virtual absl::Status Squares(const SquaresLaunch& launch) = 0;

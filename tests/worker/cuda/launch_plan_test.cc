@@ -48,39 +48,81 @@ TEST(PlanUpdateTest, JoinsSegmentsThatTouchAndCutsWhatDoesNotFit) {
   }
   launch.segments = segments;
   launch.args = args;
-  const auto calls = gpu::PlanUpdate(launch);
+  const auto calls = gpu::PlanUpdates({&launch, 1});
   ASSERT_TRUE(calls.ok()) << calls.status();
   ASSERT_EQ(calls->size(), 1u);
-  EXPECT_EQ((*calls)[0].params.runs, 64u);
-  EXPECT_EQ((*calls)[0].params.first, 256u);
+  EXPECT_EQ((*calls)[0].params.chunk[0].runs, 64u);
+  EXPECT_EQ((*calls)[0].params.chunk[0].first, 256u);
   EXPECT_EQ((*calls)[0].blocks, 4u);
   EXPECT_EQ((*calls)[0].params.run[0].end, 62u);
 
   for (UpdateSegment& segment : segments) segment.end = segment.begin + 30;
-  const auto cut = gpu::PlanUpdate(launch);
+  const auto cut = gpu::PlanUpdates({&launch, 1});
   ASSERT_TRUE(cut.ok()) << cut.status();
   ASSERT_EQ(cut->size(), 2u);
-  const gpu::UpdateParams& second = (*cut)[1].params;
-  EXPECT_EQ((*cut)[0].params.elements + second.elements, 4096u);
+  const gpu::UpdateChunk& second = (*cut)[1].params.chunk[0];
+  EXPECT_EQ((*cut)[0].params.chunk[0].elements + second.elements, 4096u);
   EXPECT_EQ(second.first, 256 + 64 * 32u);
   EXPECT_EQ(second.master_after, 0x30000 + 64 * 32 * sizeof(float));
   EXPECT_EQ(second.parameter, 0x90000 + 64 * 32 * sizeof(uint16_t));
-  EXPECT_EQ(second.run[0].begin, 0u);
+  EXPECT_EQ((*cut)[1].params.run[0].begin, 0u);
+}
+
+TEST(PlanUpdateTest, ChunksThatAreAlikeShareACall) {
+  std::vector<UpdateLaunch> launches(10, GoodUpdate());
+  const std::vector<UpdateArgs> args(1);
+  const std::vector<UpdateSegment> segments = {{0, 4096, 0}};
+  for (UpdateLaunch& launch : launches) launch.segments = segments, launch.args = args;
+  launches[3].elements = 8192;
+  auto calls = gpu::PlanUpdates(launches);
+  ASSERT_TRUE(calls.ok()) << calls.status();
+  ASSERT_EQ(calls->size(), 2u);
+  EXPECT_EQ((*calls)[0].rows, 8u);
+  EXPECT_EQ((*calls)[0].blocks, 8192 / 4 / 256u);
+  EXPECT_EQ((*calls)[0].params.chunk[7].first_run, 7u);
+  EXPECT_EQ((*calls)[1].rows, 2u);
+  EXPECT_EQ((*calls)[1].blocks, 4096 / 4 / 256u);
+
+  launches[5].grad_scale = 2.0f;  // and its neighbours must not
+  calls = gpu::PlanUpdates(launches);
+  ASSERT_TRUE(calls.ok()) << calls.status();
+  ASSERT_EQ(calls->size(), 3u);
+  EXPECT_EQ((*calls)[0].rows, 5u);
+  EXPECT_EQ((*calls)[1].rows, 1u);
+  EXPECT_EQ((*calls)[1].params.grad_scale, 2.0f);
+}
+
+// The second chunk begins with arguments for which the first one's call has no place.
+TEST(PlanUpdateTest, AChunkThatDoesNotFitAtAllBeginsTheNextCall) {
+  std::vector<UpdateLaunch> launches(2, GoodUpdate());
+  const std::vector<UpdateArgs> args(17);
+  std::vector<UpdateSegment> segments;
+  for (uint32_t i = 0; i < 16; ++i) segments.push_back({i * 32u, i * 32u + 16, i});
+  const std::vector<UpdateSegment> others = {{0, 16, 16}};
+  launches[0].segments = segments;
+  launches[1].segments = others;
+  launches[0].args = launches[1].args = args;
+  const auto calls = gpu::PlanUpdates(launches);
+  ASSERT_TRUE(calls.ok()) << calls.status();
+  ASSERT_EQ(calls->size(), 2u);
+  EXPECT_EQ((*calls)[0].rows, 1u);
+  EXPECT_EQ((*calls)[1].rows, 1u);
+  EXPECT_EQ((*calls)[1].params.chunk[0].elements, 4096u);
 }
 
 TEST(PlanUpdateTest, CoversARangeWithoutSegments) {
-  const auto calls = gpu::PlanUpdate(GoodUpdate());
+  const auto calls = gpu::PlanUpdates({GoodUpdate()});
   ASSERT_TRUE(calls.ok()) << calls.status();
   ASSERT_EQ(calls->size(), 1u);
-  EXPECT_EQ((*calls)[0].params.runs, 0u);
-  EXPECT_EQ((*calls)[0].params.elements, 4096u);
+  EXPECT_EQ((*calls)[0].params.chunk[0].runs, 0u);
+  EXPECT_EQ((*calls)[0].params.chunk[0].elements, 4096u);
 }
 
 TEST(PlanUpdateTest, RefusesWhatHasNoKernel) {
   const auto refusal = [](auto change) {
     UpdateLaunch launch = GoodUpdate();
     change(launch);
-    return Refusal(gpu::PlanUpdate(launch).status());
+    return Refusal(gpu::PlanUpdates({&launch, 1}).status());
   };
   const std::vector<UpdateSegment> odd = {{24, 48, 0}};
   const std::vector<UpdateSegment> crossing = {{0, 48, 0}, {32, 64, 0}};
