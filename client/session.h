@@ -238,6 +238,8 @@ class Session {
   // Resident units are gathered again, after something but a step or Restore changed parameters
   // (Put). All ranks together.
   absl::Status Refresh();
+  // Returns when all ranks have called it.
+  absl::Status Barrier();
   std::shared_ptr<TrainerMemory> device_memory() const;
   DataPlaneStats device_stats() const;
 

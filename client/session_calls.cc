@@ -75,7 +75,9 @@ void Session::Close() {
   if (!impl_->CheckHere().ok()) return;
   const absl::Status closed = absl::FailedPreconditionError("this session is closed");
   impl_->channel->Close(closed);
-  if (impl_->device != nullptr) impl_->device->plane().Abort(closed);
+  if (impl_->device != nullptr) {
+    impl_->device->plane().Abort(absl::CancelledError("the session was closed"));
+  }
 }
 
 }  // namespace zeroshard

@@ -92,6 +92,12 @@ absl::Status Session::Refresh() {
   return impl_->Explain(impl_->device->plane().Refresh());
 }
 
+absl::Status Session::Barrier() {
+  ZS_RETURN_IF_ERROR(impl_->CheckOnDevice());
+  ZS_RETURN_IF_ERROR(impl_->Settle());
+  return impl_->Explain(impl_->device->plane().Barrier());
+}
+
 std::shared_ptr<TrainerMemory> Session::device_memory() const {
   return impl_->device == nullptr ? nullptr : impl_->device->plane().memory();
 }

@@ -178,6 +178,9 @@ class DataPlane {
   // The same after something else changed all parameters (Restore, Put).
   virtual absl::Status Refresh() = 0;
 
+  // Returns when all ranks have called it.
+  virtual absl::Status Barrier() = 0;
+
   // OK, or why the data plane is dead. Also finds what hangs: asked by waits of the Session.
   virtual absl::Status Poll() = 0;
   // Ends the data plane for this reason; true when nothing runs on the device any more.

@@ -155,6 +155,24 @@ absl::Status Gatherer::Release(std::span<const uint32_t> units, CudaStream& stre
   return absl::OkStatus();
 }
 
+absl::Status Gatherer::Barrier() {
+  if (links_ == nullptr) return absl::OkStatus();
+  constexpr uint64_t kBytes = 256;
+  if (meeting_.address() == 0) {
+    ZS_ASSIGN_OR_RETURN(meeting_, DeviceMemory::Create(core_.device(), core_.ranks() * kBytes));
+  }
+  NcclGather gather;
+  for (uint32_t rank = 0; rank < core_.ranks(); ++rank) {
+    gather.receive.push_back({meeting_.address() + rank * kBytes, kBytes});
+  }
+  gather.send = gather.receive[core_.rank()];
+  const CurrentDevice current(core_.device());
+  ZS_RETURN_IF_ERROR(current.status());
+  ZS_RETURN_IF_ERROR(links_->AllGather(log_.stream().handle(), {&gather, 1}));
+  ZS_ASSIGN_OR_RETURN(const uint64_t mark, log_.Mark({"barrier, behind the all-gather", 0}));
+  return core_.Await([&] { return log_.Done(mark); }, "a barrier of all ranks");
+}
+
 void Gatherer::Busy(Use& use) {
   if (!use.idle.has_value()) return;
   idle_.erase(*use.idle);

@@ -21,6 +21,7 @@
 #include "client/dataplane/rank_links.h"
 #include "client/dataplane/stream_log.h"
 #include "client/dataplane/trainer_memory.h"
+#include "device/cuda/memory.h"
 #include "device/cuda/stream.h"
 #include "transport/nccl/communicator.h"
 
@@ -42,6 +43,9 @@ class Gatherer {
   // Gathers the resident units that were gathered before; `trained`: only those that steps change.
   enum class Which : uint8_t { kTrainable, kAll };
   absl::Status Refresh(Which which);
+
+  // Returns when all ranks have called it.
+  absl::Status Barrier();
 
   absl::Status CheckProgress() { return log_.CheckProgress(core_.options().timeout); }
   absl::StatusOr<bool> Idle() { return log_.Done(log_.last()); }
@@ -76,6 +80,7 @@ class Gatherer {
   RankLinks* const links_;
   StreamLog log_;
   std::vector<Use> units_;
+  DeviceMemory meeting_;          // of barriers; made by the first
   std::list<uint32_t> idle_;      // mapped, of no use now; least recently released first
   uint64_t mapped_elements_ = 0;  // of units that are not resident
   uint64_t gathered_bytes_ = 0;

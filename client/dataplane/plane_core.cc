@@ -41,7 +41,8 @@ absl::Status PlaneCore::Fail(const absl::Status& reason) {
   absl::MutexLock lock(&mu_);
   if (!dead_.ok()) return dead_;
   dead_ = Annotate(reason, name());
-  if (options_.counters != nullptr) {
+  // Closing is no failure: the daemon hears of it by itself.
+  if (options_.counters != nullptr && !absl::IsCancelled(reason)) {
     uint64_t none = 0;
     counters().error.compare_exchange_strong(none, static_cast<uint64_t>(reason.code()));
   }

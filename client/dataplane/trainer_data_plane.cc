@@ -257,6 +257,10 @@ absl::Status TrainerDataPlane::Refresh() {
   return Guarded([&] { return engine_->gatherer->Refresh(Gatherer::Which::kAll); });
 }
 
+absl::Status TrainerDataPlane::Barrier() {
+  return Guarded([&] { return engine_->gatherer->Barrier(); });
+}
+
 absl::Status TrainerDataPlane::Poll() {
   // Whoever holds the lock waits, and looks itself.
   if (!mu_.TryLock()) return engine_->core->Health();

@@ -44,6 +44,7 @@ class TrainerDataPlane final : public DataPlane {
   absl::Status Boundary() override;
   absl::Status Committed() override;
   absl::Status Refresh() override;
+  absl::Status Barrier() override;
   absl::Status Poll() override;
   bool Abort(const absl::Status& reason) override;
 

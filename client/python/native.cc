@@ -6,15 +6,17 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "client/python/native_convert.h"
+#include "client/python/native_device.h"
 #include "client/python/native_errors.h"
 #include "client/python/native_optim.h"
+#include "client/python/native_session.h"
 #include "client/session.h"
-#include "client/write_guard.h"
 #include "proto/model.pb.h"
 
 namespace zeroshard::native {
@@ -24,23 +26,7 @@ namespace py = pybind11;
 using py::operator""_a;
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
-struct NativeSession {
-  explicit NativeSession(std::unique_ptr<Session> attached)
-      : session(std::move(attached)), guard(std::make_unique<WriteGuardEntry>(*session)) {}
-
-  // Python drops the last reference with the GIL held, and the end of a session may take a moment.
-  ~NativeSession() {
-    guard.reset();
-    if (_Py_IsFinalizing() == 0 && PyGILState_Check() != 0) {
-      py::gil_scoped_release release;
-      session.reset();
-    }
-  }
-
-  std::unique_ptr<Session> session;
-  std::unique_ptr<WriteGuardEntry> guard;
-};
-using Shared = std::shared_ptr<NativeSession>;
+using Shared = SharedSession;
 
 // A window as a buffer. Views of it keep the session's memory mapped.
 struct Window {
@@ -59,7 +45,8 @@ bool Interrupted() {
 Shared Attach(const std::string& socket, const std::string& job, uint32_t rank, uint32_t world_size,
               uint32_t local_ranks, const py::list& parameters, const py::list& groups,
               const std::string& ds_config, const std::map<std::string, std::string>& overrides,
-              uint32_t timeout_ms, bool forward_only) {
+              uint32_t timeout_ms, bool forward_only, std::optional<int> cuda_device,
+              std::shared_ptr<TrainerMemory> device_memory, const std::string& gave_up) {
   AttachOptions options{.socket = socket,
                         .job = job,
                         .rank = rank,
@@ -70,6 +57,9 @@ Shared Attach(const std::string& socket, const std::string& job, uint32_t rank, 
                         .ds_config = ds_config,
                         .overrides = overrides,
                         .forward_only = forward_only,
+                        .cuda_device = cuda_device,
+                        .device_memory = std::move(device_memory),
+                        .gave_up = gave_up,
                         .interrupted = &Interrupted};
   if (timeout_ms != 0) options.timeout = absl::Milliseconds(timeout_ms);
   py::gil_scoped_release release;
@@ -86,12 +76,13 @@ uint64_t Put(Shared& self, uint32_t unit, uint64_t element_offset, uint64_t elem
 }
 
 uint64_t Scatter(Shared& self, uint32_t unit, uint32_t micro_step, uint64_t window_offset,
-                 const py::bytes& present, float weight) {
+                 const py::bytes& present, float weight, uint64_t stream) {
   ScatterRequest request{.unit = unit,
                          .micro_step = micro_step,
                          .window_offset = window_offset,
                          .present = present,
-                         .weight = weight};
+                         .weight = weight,
+                         .stream = reinterpret_cast<StreamHandle>(stream)};
   py::gil_scoped_release release;
   return Value(self->session->Scatter(request));
 }
@@ -239,12 +230,12 @@ void DefineRequests(py::class_<NativeSession, Shared>& session) {
           "units"_a, "alone"_a = false, "prefetch"_a = false, NoGil())
       .def(
           "release",
-          [](Shared& self, const std::vector<uint32_t>& units) {
-            return Value(self->session->Release(units));
+          [](Shared& self, const std::vector<uint32_t>& units, uint64_t stream) {
+            return Value(self->session->Release(units, reinterpret_cast<StreamHandle>(stream)));
           },
-          "units"_a, NoGil())
+          "units"_a, "stream"_a = 0, NoGil())
       .def("scatter", &Scatter, "unit"_a, "micro_step"_a, "window_offset"_a,
-           "present"_a = py::bytes(), "weight"_a = 0.0F)
+           "present"_a = py::bytes(), "weight"_a = 0.0F, "stream"_a = 0)
       .def(
           "micro_end",
           [](Shared& self, uint32_t micro_step) {
@@ -287,10 +278,12 @@ PYBIND11_MODULE(_native, module) {
   DefineAttributes(session);
   DefineRequests(session);
   DefineCalls(session);
+  DefineDevice(module, session);
 
   module.def("attach", &Attach, "socket"_a, "job"_a, "rank"_a, "world_size"_a, "local_ranks"_a,
              "parameters"_a, "groups"_a, "ds_config"_a, "overrides"_a, "timeout_ms"_a = 0,
-             "forward_only"_a = false);
+             "forward_only"_a = false, "cuda_device"_a = py::none(), "device_memory"_a = py::none(),
+             "gave_up"_a = "");
   module.def("default_socket", &DefaultSocketPath);
   DefineOptim(module);
   module.def("install_write_guard", [] { Check(InstallWriteGuard()); });

@@ -108,6 +108,7 @@ def load(engine, load_dir, tag, parameters_only):
         with _Alone(engine, unit):
             pass  # readable, so no rank is still putting initial values
     reply = engine.session.restore(document["name"], parameters_only)
+    engine._table.after_step()
     if engine._gradients is not None:
         engine._gradients.reset()
     if not parameters_only:
@@ -121,20 +122,20 @@ def load(engine, load_dir, tag, parameters_only):
 
 
 class _Alone:
-    """Shows one unit's values to this rank alone, without the others."""
+    """Shows one unit's values to this rank alone, without the others; on GPUs to all ranks together."""
 
     def __init__(self, engine, unit):
-        self.session, self.unit = engine.session, unit
+        self.memory, self.unit = engine._table.memory, unit
         self.gathered = not (unit.live or unit.resident)
 
     def __enter__(self):
         if self.gathered:
-            self.session.wait(self.session.gather([self.unit.index], True, False))
+            self.memory.wait(self.memory.gather([self.unit], alone=True), [self.unit])
         return self.unit
 
     def __exit__(self, *unused):
         if self.gathered:
-            self.session.release([self.unit.index])
+            self.memory.release([self.unit])
         return False
 
 
@@ -201,20 +202,29 @@ def load_state_dict(engine, values, strict=True):
 
 def replace(engine, replacements, rank):
     """Puts new values of some parameters, by id; those of `rank` count. All ranks call it."""
-    if engine.global_rank == rank:
+    on_device = engine._table.memory.on_device
+    if on_device or engine.global_rank == rank:
         for unit in engine._table.units:
             if unit.elements and any(id(p) in replacements for p in unit.parameters):
                 with _Alone(engine, unit):
-                    initial.put_unit(
-                        engine.session, unit, lambda p: replacements.get(id(p), p.zeroshard.view)
-                    )
+                    if engine.global_rank == rank:
+                        initial.put_unit(
+                            engine.session, unit, lambda p: replacements.get(id(p), p.zeroshard.view)
+                        )
     engine.barrier()
+    if on_device:
+        engine.session.refresh()
+        engine._table.after_step()
 
 
 def save_model(engine, save_dir, filename):
     """Writes model.safetensors; memory grows by one unit. Returns its path on rank 0, None
     elsewhere."""
     if engine.global_rank != 0:
+        if engine._table.memory.on_device:
+            for unit in engine._table.units:
+                with _Alone(engine, unit):
+                    pass  # all ranks gather together
         return None
     os.makedirs(save_dir, exist_ok=True)
     path = os.path.join(save_dir, filename)
@@ -263,7 +273,7 @@ def _describe(header, name, tensor, offset):
 
 def _write_tensor(file, tensor):
     if tensor.numel():
-        flat = tensor.detach().contiguous().view(-1)
+        flat = tensor.detach().cpu().contiguous().view(-1)
         # A scalar or odd-sized tensor cannot be viewed as bytes in PyTorch 1.13 by .view(dtype);
         # numpy's can.
         flat = flat.view(torch.int16) if flat.element_size() == 2 else flat

@@ -178,6 +178,7 @@ class Engine(torch.nn.Module):
             wait_us,
         )
         self._session.wait(request)
+        self._table.after_step()
         self._take_result(self._session.step_result())
         self.memory.sample()
 
@@ -269,6 +270,9 @@ class Engine(torch.nn.Module):
         self._barriers += 1
         if self.world_size == 1:
             return
+        if self._table.memory.on_device:
+            self._session.barrier()
+            return
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.barrier()
             return
@@ -299,6 +303,33 @@ class Engine(torch.nn.Module):
             if module is None or name.startswith("_"):
                 raise
             return getattr(module, name)
+
+    def rejoin(self, reason=""):
+        """On GPUs, after an error with the code ABORTED: a rank died, or its GPU, and the step in
+        flight ended for all. Attaches again, in this process, when all ranks do; the engine then
+        stands at the last committed step, as after a restart. `reason`: the error."""
+        old = self._session
+        if not getattr(old, "on_device", False):
+            raise misuse("rejoin() is for jobs on GPUs: on hosts start the process again")
+        old.close()
+        self._session = session = self._attach_again(old.device_memory, str(reason))
+        self.in_backward = self._cycle_open = self._scaled = False
+        self._next_weight = None
+        for parameter in self.module.parameters():
+            parameter.grad = None
+        if self._hooks is not None:
+            self._hooks.reset()
+        self._table.rejoin(session)
+        if self._gradients is not None:
+            self._gradients.rejoin(session)
+        self.global_steps, self._updates = int(session.steps), int(session.updates)
+        self.skipped_steps = self.global_steps - self._updates
+        self.micro_steps = self.global_steps * self.gradient_accumulation_steps()
+        self._loss_scale, self._grad_norm = float(session.loss_scale), None
+        if not self.forward_only and session.steps > 0:
+            resume.restore(self, session.user_state, self._updates)
+
+    _attach_again = None  # (memory, reason) -> session; set by initialize
 
     # --- saving and leaving
     # ---------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ import math
 import torch
 
 from zeroshard.errors import misuse
-from zeroshard.units import view_of_window
 
 
 class Gradients:
@@ -38,8 +37,6 @@ class Gradients:
         self._skip = False
         self._held_bytes = 0
         self._accumulators = []
-        self._views = {}
-        self._window = memoryview(session.gradient_window).cast("B")
         for unit in table.units:
             if unit.trainable:
                 for position, parameter in enumerate(unit.parameters):
@@ -123,8 +120,7 @@ class Gradients:
             return
         present = 0
         if unit.bytes:
-            offset = self.session.acquire(unit.bytes)
-            slot = self._slot(unit, offset)
+            offset, slot = self.table.memory.gradient_slot(unit)
         else:
             offset, slot = 0, None
         for position, gradient in enumerate(gradients):
@@ -142,16 +138,7 @@ class Gradients:
         bitmap = (
             b"" if present == (1 << count) - 1 else present.to_bytes((count + 7) // 8, "little")
         )
-        self.session.scatter(unit.index, self.micro_step, offset, bitmap, self._weight)
-
-    def _slot(self, unit, offset):
-        whole = self._views.get(unit.dtype)
-        if whole is None:
-            size = torch.empty(0, dtype=unit.dtype).element_size()
-            whole = view_of_window(self._window, unit.dtype, 0, len(self._window) // size)
-            self._views[unit.dtype] = whole
-        first = offset // whole.element_size()
-        return whole[first : first + unit.elements]
+        self.table.memory.scatter(unit, self.micro_step, offset, bitmap, self._weight)
 
     def take_step(self):
         """(micro_steps, weight_total) of the step that is about to be taken; starts the next
@@ -163,6 +150,11 @@ class Gradients:
             total = 1e-300  # 0 would mean "one a micro-step"
         self.reset()
         return micro_steps, total
+
+    def rejoin(self, session):
+        self.session = session
+        self._held_bytes = 0
+        self.reset()
 
     def reset(self):
         self.micro_step = self.logical_steps = 0

@@ -6,7 +6,7 @@ model is put by rank 0; of a model born sharded (init.py) every rank puts what i
 
 import torch
 
-from zeroshard.units import view_of_window
+from zeroshard.device import view_of_window
 
 GRAIN = 256
 CHUNK = 1 << 20  # elements of one put, at most

@@ -14,6 +14,7 @@ import torch
 from zeroshard import (
     backend,
     checkpoint,
+    device,
     initial,
     manifest,
     memory,
@@ -84,19 +85,27 @@ def initialize(
     manifest.cast(model, entries, dtype)
     texts = {key: json.dumps(value) for key, value in (overrides or {}).items()}
     socket, job = socket or os.environ.get("ZEROSHARD_SOCKET", ""), _job_name(job)
-    session = backend.native().attach(
-        socket,
-        job,
-        rank,
-        world_size,
-        local_ranks,
-        manifest.describe(entries, dtype),
-        sharded.wire_groups() if sharded is not None else [],
-        config.text,
-        {**from_optimizer, **texts},
-        timeout_ms,
-        sharded is None,
-    )
+    cuda = device.of_model([e.parameter for e in entries])
+    described = manifest.describe(entries, dtype)
+
+    def attach(memory=None, gave_up=""):
+        on_gpu = {"cuda_device": cuda, "device_memory": memory, "gave_up": gave_up}
+        return backend.native().attach(
+            socket,
+            job,
+            rank,
+            world_size,
+            local_ranks,
+            described,
+            sharded.wire_groups() if sharded is not None else [],
+            config.text,
+            {**from_optimizer, **texts},
+            timeout_ms,
+            sharded is None,
+            **({} if cuda is None else on_gpu),
+        )
+
+    session = attach()
     if rank == 0:
         for warning in session.warnings:
             log.warning("%s", warning)
@@ -130,6 +139,7 @@ def initialize(
         )
 
     engine._rejoin = (meet, job)
+    engine._attach_again = attach
     engine.lr_scheduler = _scheduler(lr_scheduler, session, engine.optimizer)
     if training_data is not None:
         engine.training_dataloader = ShardedLoader(

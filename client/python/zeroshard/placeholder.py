@@ -104,9 +104,9 @@ class Handle:
         self.original = type(parameter)
         self.released = _released_class(self.original)
         with torch.no_grad():
-            self.placeholder = torch.full((), float("nan"), dtype=parameter.dtype).expand(
-                parameter.shape
-            )
+            self.placeholder = torch.full(
+                (), float("nan"), dtype=parameter.dtype, device=parameter.device
+            ).expand(parameter.shape)
         self.view = None
         self.born = None  # values of a parameter that was born sharded; see init.py
 

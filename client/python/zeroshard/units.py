@@ -6,11 +6,10 @@ thread: the one that trains.
 """
 
 import time
-import warnings
 
 import torch
 
-from zeroshard import placeholder
+from zeroshard import device, placeholder
 from zeroshard.order import GatherOrder
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -75,21 +74,11 @@ def as_torch_dtype(dtype):
     return TORCH_DTYPES[str(dtype).lower().replace("dtype_", "")]
 
 
-def view_of_window(buffer, dtype, offset, elements):
-    """`elements` numbers of the buffer at byte `offset`, without a copy."""
-    if elements == 0:
-        return torch.empty(0, dtype=dtype)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it is read-only is on purpose
-        return torch.frombuffer(buffer, dtype=dtype, count=elements, offset=offset)
-
-
 class UnitTable:
     """All units of a session, with the counts of prefetch hits and time waited since the last
     step."""
 
     def __init__(self, session, parameters, resident):
-        self.session = session
         self.order = GatherOrder()
         self.units = [Unit(i, d, resident) for i, d in enumerate(session.units())]
         self.hits = self.misses = self.wait_us = 0
@@ -101,7 +90,6 @@ class UnitTable:
         self.max_live_elements = config.get("max_live_elements", 0) or 1 << 62
         self._ahead_elements = 0
         self._idle = []
-        window = memoryview(session.parameter_window).cast("B")
         places = session.places()
         for index, parameter in enumerate(parameters):
             number, offset, elements = places[index]
@@ -109,16 +97,35 @@ class UnitTable:
             unit.parameters.append(parameter)
             unit.places.append((offset, elements))
             unit.trainable_count += int(unit.trainable)
+        self._take(session)
+
+    def _take(self, session):
+        self.session = session
+        self.memory = device.memory_of(session)
         for unit in self.units:
-            flat = view_of_window(window, unit.dtype, unit.window_offset, unit.elements)
             for parameter, (offset, elements) in zip(unit.parameters, unit.places):
-                parameter.zeroshard.view = flat[offset : offset + elements].view(parameter.shape)
+                parameter.zeroshard.view = self.memory.parameter(
+                    unit, offset, parameter.shape, elements
+                )
+
+    def rejoin(self, session):
+        """Another session of this rank, in which nothing is gathered yet."""
+        self._idle = []
+        self._ahead_elements = self.live_elements = 0
+        self.order.forget()
+        for unit in self.units:
+            unit.live = unit.held = unit.soft = unit.sent = False
+            unit.active, unit.prefetch = 0, None
+            unit.pending.clear()
+            unit.fired.clear()
+        self._take(session)
+        self.gather_resident()
 
     def gather_resident(self):
         """Gathers the units that stay: all of them below stage 3, the small ones at stage 3."""
         resident = [u for u in self.units if u.resident]
         if resident:
-            self.session.wait(self.session.gather([u.index for u in resident], True, False))
+            self.memory.wait(self.memory.gather(resident, alone=True), resident)
         for unit in self.units:
             if unit.resident:
                 unit.live = True
@@ -133,7 +140,7 @@ class UnitTable:
             self.release_idle()
         for unit in missing:
             if unit.alone:
-                self._wait(self.session.gather([unit.index], True, False))
+                self._wait(self.memory.gather([unit], alone=True), unit)
             else:
                 self._fetch_in_order(unit)
             unit.live = True
@@ -152,7 +159,7 @@ class UnitTable:
         self.gathers += 1
         if request is None:
             self.misses += 1
-            self._wait(self.session.gather([unit.index], False, False))
+            self._wait(self.memory.gather([unit]), unit)
         else:
             self._ahead_elements -= unit.elements
             self.live_elements -= unit.elements
@@ -160,11 +167,11 @@ class UnitTable:
                 self.hits += 1
             else:
                 self.misses += 1
-            self._wait(request)
+            self._wait(request, unit)
 
-    def _wait(self, request):
+    def _wait(self, request, unit):
         start = time.perf_counter_ns()
-        self.session.wait(request)
+        self.memory.wait(request, [unit])
         self.wait_us += (time.perf_counter_ns() - start) // 1000
 
     def prefetch(self):
@@ -180,7 +187,7 @@ class UnitTable:
                 or self.live_elements + unit.elements > self.max_live_elements
             ):
                 break
-            unit.prefetch = self.session.gather([index], False, True)
+            unit.prefetch = self.memory.gather([unit], prefetch=True)
             self._ahead_elements += unit.elements
             self._count_live(unit.elements)
 
@@ -188,11 +195,11 @@ class UnitTable:
         """Gives back what was gathered ahead and is not needed after all."""
         for unit in self.units:
             if unit.prefetch is not None and unit is not keep:
-                self._wait(unit.prefetch)
+                self._wait(unit.prefetch, unit)
                 unit.prefetch = None
                 self._ahead_elements -= unit.elements
                 self.live_elements -= unit.elements
-                self.session.release([unit.index])
+                self.memory.release([unit])
 
     def idle(self, unit):
         """A forward call is done with the unit; it goes when another one is needed, and from now on
@@ -209,7 +216,7 @@ class UnitTable:
         for unit in gone:
             self._let_go(unit)
         if gone:
-            self.session.release([u.index for u in gone])
+            self.memory.release(gone)
 
     def release(self, unit):
         """Releases now; used by backward, which knows when a unit is done."""
@@ -218,7 +225,7 @@ class UnitTable:
         unit.fired.clear()
         if unit.live and not unit.resident and not unit.active:
             self._let_go(unit)
-            self.session.release([unit.index])
+            self.memory.release([unit])
             self.prefetch()
 
     def release_all(self):
@@ -247,6 +254,10 @@ class UnitTable:
         self._hide(unit)
         unit.live = False
         self.live_elements -= unit.elements
+
+    def after_step(self):
+        """The step is committed."""
+        self.memory.after_step([u for u in self.units if u.resident])
 
     def take_counts(self):
         counts = (self.hits, self.misses, self.wait_us)

@@ -2,10 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <random>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/status.h"
 #include "tests/client/dataplane/plane_world.h"
 #include "tests/fakes/nccl/fake_nccl.h"
@@ -123,6 +125,21 @@ TEST(GatherTest, AWindowHoldsAtMostWhatMayLiveAndUnitsKeepTheirAddresses) {
     EXPECT_EQ(stats.evictions, 2 * units - 2);
     return absl::OkStatus();
   });
+}
+
+TEST(BarrierTest, NobodyLeavesBeforeAllCame) {
+  PlaneWorld world({.ranks = 3});
+  world.Connect();
+  std::atomic<int> came{0};
+  for (int round = 1; round <= 3; ++round) {
+    world.RunAll([&](uint32_t rank) -> absl::Status {
+      absl::SleepFor(absl::Milliseconds(10 * rank));
+      ++came;
+      ZS_RETURN_IF_ERROR(world.plane(rank).Barrier());
+      EXPECT_EQ(came.load(), 3 * round);
+      return absl::OkStatus();
+    });
+  }
 }
 
 // --- Sums ----------------------------------------------------------------------------------------
