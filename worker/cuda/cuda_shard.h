@@ -130,7 +130,8 @@ class CudaShard final : public DeviceShard {
     CudaEvent event;
   };
   absl::Status LaunchMore();
-  absl::Status Launch(const DeviceUpdate& update, uint32_t from, uint32_t to);
+  absl::StatusOr<UpdateLaunch> LaunchOf(const DeviceUpdate& update, uint32_t from,
+                                        uint32_t to) const;
   absl::Status CloseBatch();
   void NameBatch();
   absl::StatusOr<CudaEvent> TakeEvent();
@@ -165,6 +166,7 @@ class CudaShard final : public DeviceShard {
   std::span<const DeviceUpdate> updates_;
   size_t next_ = 0;  // of updates_
   std::vector<Launched> open_;
+  std::vector<UpdateLaunch> launches_;  // of open_, not in the stream yet
   std::deque<Batch> batches_;
   std::vector<CudaEvent> free_events_;
   std::deque<CudaEvent> fetches_;

@@ -120,6 +120,7 @@ absl::Status CudaShard::StartUpdates(const DeviceStep& step,
     ZS_RETURN_IF_ERROR(Note(update_stream_->Synchronize(options_.timeout)));
     for (const Launched& launched : open_) table_->Release(launched.slot);
     open_.clear();
+    launches_.clear();
     while (!batches_.empty()) NameBatch();
   }
   step_ = step;
@@ -137,24 +138,29 @@ absl::Status CudaShard::LaunchMore() {
         table_->Reserve(update.chunk, DeviceTable::Purpose::kUpdate);
     if (!slot.has_value()) break;
     ZS_FAULT_POINT("worker.device.update.before_launch");
-    if (absl::Status status = Launch(update, place.slot, *slot); !status.ok()) {
+    absl::StatusOr<UpdateLaunch> launch = LaunchOf(update, place.slot, *slot);
+    if (!launch.ok()) {
       table_->Release(*slot);
-      return status;
+      return launch.status();
     }
+    launches_.push_back(*launch);
     open_.push_back({update.chunk, *slot});
     if (open_.size() >= kBatch) ZS_RETURN_IF_ERROR(CloseBatch());
   }
   return open_.empty() ? absl::OkStatus() : CloseBatch();
 }
 
+// The batch's chunks share kernels where they can.
 absl::Status CudaShard::CloseBatch() {
+  ZS_RETURN_IF_ERROR(kernels_->UpdateChunks(*update_stream_, std::exchange(launches_, {})));
   ZS_ASSIGN_OR_RETURN(CudaEvent event, TakeEvent());
   ZS_RETURN_IF_ERROR(update_stream_->Record(event));
   batches_.push_back({std::exchange(open_, {}), std::move(event)});
   return absl::OkStatus();
 }
 
-absl::Status CudaShard::Launch(const DeviceUpdate& update, uint32_t from, uint32_t to) {
+absl::StatusOr<UpdateLaunch> CudaShard::LaunchOf(const DeviceUpdate& update, uint32_t from,
+                                                 uint32_t to) const {
   const DeviceImage& image = plan().images()[update.chunk];
   ZS_ASSIGN_OR_RETURN(const DType grad_dtype, DTypeFromProto(memory_.config().accumulator_dtype()));
   const std::span<const UpdateSegment> segments =
@@ -194,7 +200,7 @@ absl::Status CudaShard::Launch(const DeviceUpdate& update, uint32_t from, uint32
         break;
     }
   }
-  return kernels_->Update(*update_stream_, launch);
+  return launch;
 }
 
 // Of the oldest batch, whose kernels are done.
