@@ -79,9 +79,11 @@ absl::Status ExchangeMemory::MakeBuffers(const PlaneCore& core) {
   for (const uint32_t unit : order_) {
     const Unit& plan = core.layout().units()[unit];
     const uint64_t element = local ? sizeof(float) : SizeOf(plan.dtype);
-    staging_stride_ =
-        std::max(staging_stride_,
-                 RoundUp(core.layout().slice(unit, core.rank()).elements() * element, kAlignment));
+    for (uint32_t rank = 0; rank < ranks_; ++rank) {
+      staging_stride_ =
+          std::max(staging_stride_,
+                   RoundUp(core.layout().slice(unit, rank).elements() * element, kAlignment));
+    }
     local_offsets_.push_back(local_bytes);
     local_bytes += RoundUp(plan.elements() * sizeof(float), kAlignment);
   }

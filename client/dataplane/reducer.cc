@@ -68,7 +68,6 @@ absl::Status Reducer::Open() {
   ZS_ASSIGN_OR_RETURN(ready_, CudaEvent::Create(core_.device()));
   local_.resize(exchange_->order().size());
   sent_.resize(exchange_->order().size());
-  // What a rank sends for a unit that it has no gradient of comes from here, too.
   uint64_t largest = 0;
   for (const uint32_t unit : exchange_->order()) {
     largest = std::max(largest, core_.layout().units()[unit].bytes());
@@ -242,9 +241,9 @@ absl::Status Reducer::Send(uint32_t index, const Source& source) {
   const Layout& layout = core_.layout();
   const uint32_t unit = exchange_->order()[index];
   const uint64_t element = SizeOf(source.dtype);
-  // The bytes of what is not there do not matter, but they must be as many.
-  const DeviceAddress data =
-      source.data != 0 ? source.data : memory_.rings().front().memory.address();
+  // The bytes of what is not there do not matter, but they must be as many. This rank's own staging
+  // is not used otherwise, and nobody writes it.
+  const DeviceAddress nothing = exchange_->staging(core_.rank());
   const uint64_t mine = layout.slice(unit, core_.rank()).elements() * element;
   std::vector<NcclMessage> sends;
   std::vector<NcclMessage> receives;
@@ -252,7 +251,9 @@ absl::Status Reducer::Send(uint32_t index, const Source& source) {
     if (peer == core_.rank()) continue;
     const GrainRange slice = layout.slice(unit, peer);
     sends.push_back({peer, {exchange_->header(index, core_.rank()), sizeof(ExchangeHeader)}});
-    sends.push_back({peer, {data + slice.first_element() * element, slice.elements() * element}});
+    const DeviceAddress data =
+        source.data == 0 ? nothing : source.data + slice.first_element() * element;
+    sends.push_back({peer, {data, slice.elements() * element}});
     receives.push_back({peer, {exchange_->header(index, peer), sizeof(ExchangeHeader)}});
     receives.push_back({peer, {exchange_->staging(peer), mine}});
     scattered_bytes_ += sizeof(ExchangeHeader) + slice.elements() * element;
