@@ -17,6 +17,7 @@ namespace {
 
 // How long the reason why a generation died may stay behind a data plane that died of it.
 constexpr absl::Duration kReasonPatience = absl::Seconds(5);
+constexpr absl::Duration kWatchInterval = absl::Milliseconds(50);
 // Gathers that are remembered for a late Wait.
 constexpr size_t kKeptGathers = 4096;
 
@@ -60,7 +61,26 @@ absl::Status AsAborted(const absl::Status& reason) {
 
 }  // namespace
 
-DeviceSide::~DeviceSide() = default;
+DeviceSide::~DeviceSide() {
+  {
+    absl::MutexLock lock(&mu_);
+    stopping_ = true;
+  }
+  if (watcher_.joinable()) watcher_.join();
+}
+
+void DeviceSide::Watch() {
+  while (true) {
+    {
+      absl::MutexLock lock(&mu_);
+      if (mu_.AwaitWithTimeout(absl::Condition(&stopping_), kWatchInterval)) return;
+    }
+    if (const absl::Status status = plane_->Poll(); !status.ok()) {
+      plane_->Abort(status);
+      return;
+    }
+  }
+}
 
 absl::StatusOr<std::unique_ptr<DeviceSide>> DeviceSide::Create(Attachment& attachment,
                                                                const AttachOptions& options,
@@ -115,6 +135,7 @@ absl::StatusOr<std::unique_ptr<DeviceSide>> DeviceSide::Create(Attachment& attac
     if (channel.hello().initialized()) std::ranges::fill(side->readable_, 1);
     side->plane_->Begin(side->attempt_);
   }
+  side->watcher_ = std::thread([watched = side.get()] { watched->Watch(); });
   return side;
 }
 

@@ -2,6 +2,11 @@
 //
 // Holds the data plane, and what the session must know to drive it: which units have values, which
 // request was a gather of what, and whether a step is waiting to be settled. Any thread.
+//
+// A thread looks after the data plane: a trainer may be waiting for its own stream, which waits for
+// a collective that will never end. When the generation is dead, or a collective stands still, the
+// thread aborts the communicators: the stream goes on, with values that nobody may use, and the
+// next call of the session says why.
 #ifndef ZEROSHARD_CLIENT_DEVICE_SIDE_H_
 #define ZEROSHARD_CLIENT_DEVICE_SIDE_H_
 
@@ -12,6 +17,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -63,18 +69,22 @@ class DeviceSide {
   absl::Status Poll();
 
  private:
+  void Watch();
+
   DeviceSide(const Layout& layout, RequestChannel& channel)
       : layout_(layout), channel_(channel), readable_(layout.units().size(), 0) {}
 
   const Layout& layout_;
   RequestChannel& channel_;
   std::unique_ptr<DataPlane> plane_;
+  std::thread watcher_;  // ends before plane_
 
   mutable absl::Mutex mu_;
   std::vector<char> readable_ ABSL_GUARDED_BY(mu_);  // by unit: it has had values
   std::map<RequestId, std::vector<uint32_t>> gathers_ ABSL_GUARDED_BY(mu_);
   std::optional<RequestId> step_ ABSL_GUARDED_BY(mu_);
   uint64_t attempt_ ABSL_GUARDED_BY(mu_) = 0;
+  bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   absl::Mutex settling_ ABSL_ACQUIRED_BEFORE(mu_);
 };
 
