@@ -150,9 +150,13 @@ absl::StatusOr<RegisteredHost> RegisteredHost::Register(const CudaDevice& device
   ZS_RETURN_IF_ERROR(current.status());
   unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
   if (access == Access::kReadOnly) flags |= CU_MEMHOSTREGISTER_READ_ONLY;
-  ZS_RETURN_IF_ERROR(
-      device.Error(device.driver().MemHostRegister(memory.data(), memory.size(), flags),
-                   "cuMemHostRegister", memory.size()));
+  const CUresult result = device.driver().MemHostRegister(memory.data(), memory.size(), flags);
+  if (result != CUDA_SUCCESS) {
+    // Not Error(): what is free on the device has nothing to do with it.
+    return CudaStatus(result, absl::StrCat(device.label(), ": cuMemHostRegister, which locks ",
+                                           memory.size() >> 20, " MiB (", memory.size(),
+                                           " bytes) of host memory"));
+  }
   RegisteredHost registered(device, memory);
   CUdeviceptr address = 0;
   ZS_RETURN_IF_ERROR(

@@ -193,7 +193,11 @@ TEST_F(MemoryTest, RegistrationThatFailsNamesTheSize) {
     ASSERT_TRUE(region.ok());
     const absl::Status status = RegisteredHost::Register(device(), region->bytes()).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << api;
-    EXPECT_THAT(Text(status), HasSubstr(api));
+    EXPECT_THAT(Text(status), AllOf(HasSubstr("cuda:0"), HasSubstr(api)));
+    if (std::string(api) == "cuMemHostRegister") {
+      EXPECT_THAT(Text(status), HasSubstr("1 MiB (1048576 bytes) of host memory"));
+      EXPECT_THAT(Text(status), testing::Not(HasSubstr("are free")));
+    }
     EXPECT_EQ(Leftovers(), "") << api;
     EXPECT_TRUE(RegisteredHost::Register(device(), region->bytes()).ok()) << api;
   }
