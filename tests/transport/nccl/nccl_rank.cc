@@ -1,10 +1,9 @@
 // A rank that is a process: tests/transport/nccl/process_test.cc starts some of them, and
 // tests/gpu/run one with the real NCCL.
-//   nccl_rank library [loaded]                    which NCCL is found
-//   nccl_rank alone                               a world of one rank from creation to abort
-//   nccl_rank id                                  prints a unique id
-//   nccl_rank run RANK RANKS ID [victim|survivor] collectives; a victim then says "ready" and
-//   sleeps,
+//   nccl_rank library [local|global FILE]         which NCCL is found, when this one is loaded
+//   already nccl_rank alone                               a world of one rank from creation to
+//   abort nccl_rank id                                  prints a unique id nccl_rank run RANK RANKS
+//   ID [victim|survivor] collectives; a victim then says "ready" and sleeps,
 //                                                 a survivor waits for what it will not send
 #include <dlfcn.h>
 #include <unistd.h>
@@ -28,8 +27,11 @@ void Print(const std::string& line) {
   std::fflush(stdout);
 }
 
-absl::Status FindLibrary(bool loaded) {
-  if (loaded) ::dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+absl::Status FindLibrary(const std::vector<std::string>& words) {
+  if (words.size() == 3) {
+    const int mode = RTLD_NOW | (words[1] == "global" ? RTLD_GLOBAL : RTLD_LOCAL);
+    if (::dlopen(words[2].c_str(), mode) == nullptr) return absl::NotFoundError(::dlerror());
+  }
   ZS_ASSIGN_OR_RETURN(const NcclLibrary library, NcclLibrary::Load());
   Print(library.description());
   return absl::OkStatus();
@@ -120,7 +122,7 @@ absl::Status RunRank(uint32_t number, uint32_t ranks, const std::string& hex,
 
 absl::Status Main(const std::vector<std::string>& words) {
   if (words.empty()) return absl::InvalidArgumentError("no command");
-  if (words[0] == "library") return FindLibrary(words.size() > 1);
+  if (words[0] == "library") return FindLibrary(words);
   if (words[0] == "id") return PrintId();
   if (words[0] == "alone") return RunAlone();
   if (words.size() < 4) return absl::InvalidArgumentError("run RANK RANKS ID [ROLE]");

@@ -86,7 +86,13 @@ class Process {
 TEST(NcclProcess, TheLoadedLibraryIsTaken) {
   Process opened({"library"}, {});
   EXPECT_THAT(opened.ReadLine(), HasSubstr("opened by the data plane"));
-  Process loaded({"library", "loaded"}, {});
+  const std::map<std::string, std::string> empty = {{"LD_LIBRARY_PATH", kCuda}};
+  const std::string torch = std::string(kNccl) + "/libtorch_cuda.so";
+  Process inside({"library", "local", torch}, empty);
+  EXPECT_THAT(inside.ReadLine(), HasSubstr("NCCL 2.28.9, PyTorch's own"));
+  Process linked({"library", "global", torch}, empty);
+  EXPECT_THAT(linked.ReadLine(), HasSubstr("NCCL 2.28.9, linked into this process"));
+  Process loaded({"library", "local", std::string(kNccl) + "/libnccl.so.2"}, empty);
   EXPECT_THAT(loaded.ReadLine(), HasSubstr("loaded before by this process"));
   const std::string folder = testing::TempDir() + "/no_nccl";
   std::filesystem::create_directories(folder);
@@ -95,7 +101,7 @@ TEST(NcclProcess, TheLoadedLibraryIsTaken) {
   EXPECT_THAT(none.ReadLine(), HasSubstr("no NCCL: this process has loaded no libnccl.so.2"));
   EXPECT_EQ(none.Wait(), 1);
   // The machine's own, where it has one: all symbols are there.
-  Process own({"library"}, {{"LD_LIBRARY_PATH", kCuda}});
+  Process own({"library"}, empty);
   EXPECT_THAT(own.ReadLine(), AnyOf(StartsWith("NCCL 2."), HasSubstr("no NCCL")));
   Process old({"library"}, {{"ZEROSHARD_FAKE_NCCL", "version=21201"}});
   EXPECT_THAT(old.ReadLine(), HasSubstr("NCCL 2.12.1, opened by the data plane"));
