@@ -42,8 +42,8 @@ class Node:
         self.devices = devices
         self.daemons = []
 
-    def environment(self, cuda="", nccl=""):
-        """Of a process on this node; with faults that only it has."""
+    def environment(self, cuda="", nccl="", faults=""):
+        """Of a process on this node; with faults that only it has: of the fakes, or at fault points."""
         settings = f"devices={self.devices},memory=1G,node={self.memory}"
         return {
             **os.environ,
@@ -51,6 +51,7 @@ class Node:
             "ZEROSHARD_FAKE_CUDA": settings + (f",{cuda}" if cuda else ""),
             "ZEROSHARD_FAKE_NCCL": nccl,
             "ZEROSHARD_DATAPLANE": str(LIBRARY),
+            "ZEROSHARD_FAULTS": faults,
         }
 
     def daemon(self, workers, config=""):

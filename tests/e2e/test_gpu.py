@@ -5,9 +5,12 @@ What runs here has not run on a GPU: docs/gpu.md says what has.
 
 import contextlib
 import itertools
+import json
 import os
+import pathlib
 import re
 import signal
+import subprocess
 import time
 
 import gpu_jobs
@@ -114,6 +117,20 @@ def test_the_ledger_says_what_is_on_the_gpu(daemons, job):
     on_gpu = {line["state"] for line in lines if line["tier"] == "gpu" and line["bytes"] > 0}
     assert {"parameters", "gradients", "master"} <= on_gpu, lines
     assert any(line["tier"] == "host" and line["state"] == "master" for line in lines), lines
+
+
+def test_the_native_module_takes_a_step(node, daemons):
+    """With the fake's device memory, which only copies and kernels can touch: addresses and order, no values."""
+    native = gpu_jobs.BINARIES / "client/python/_native.so"
+    if not native.exists():
+        pytest.skip(f"not built: {native}")
+    script = pathlib.Path(__file__).with_name("native_on_gpu.py")
+    environment = {**node.environment(), "PYTHONPATH": str(script.parents[2] / "client/python")}
+    answer = subprocess.run(["/usr/bin/python3", str(script), str(native), str(daemons(1).socket)],
+                            env=environment, capture_output=True, text=True, timeout=60)
+    assert answer.returncode == 0, answer.stderr + daemons(1).text()[-3000:]
+    report = json.loads(answer.stdout.splitlines()[-1])
+    assert report["step"] == 1 and not report["skipped"] and report["slots"] > 0
 
 
 # --- Deaths --------------------------------------------------------------------------------------

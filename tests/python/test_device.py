@@ -129,7 +129,7 @@ def run(ranks, stage, world, body=train, factory=models.Mlp):
     def rank_body(rank):
         model = models.build(factory)
         engine, *_ = zeroshard.initialize(
-            model=model, config=models.config(stage), job=job, rank=rank, world_size=world)
+            model=model, config=models.config(stage), job=job, rank=rank, world_size=world, socket=ranks.socket)
         engines[rank] = engine
         return body(engine, rank)
 
@@ -237,6 +237,11 @@ def test_rejoin_is_for_gpus(ranks):
             engine.rejoin()
 
     run(ranks, 2, 1, body)
+
+
+def test_modules_that_some_ranks_do_not_run_are_refused(gpu):
+    with pytest.raises(zeroshard.ZeroShardError, match="'experts.0' is independent"):
+        run(ranks_of(), 3, 1, lambda engine, rank: None, models.Experts)
 
 
 def test_values_may_be_replaced_by_all_ranks_together(gpu):

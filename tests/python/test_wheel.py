@@ -1,5 +1,6 @@
 """The wheel: it installs with pip, is reproducible, and its extension loads beside PyTorch in both orders."""
 
+import ctypes
 import os
 import pathlib
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARIES = pathlib.Path(os.environ.get("ZEROSHARD_BIN_DIR", ROOT / "bazel-bin"))
 NATIVE = BINARIES / "client/python/_native.so"
+DATAPLANE = BINARIES / "client/dataplane/libzeroshard-dataplane.so"
 
 NATIVE_FIRST = """
 import importlib.util, sys
@@ -67,6 +69,26 @@ def test_the_wheel_holds_the_package_and_the_extension(wheel):
     assert "zeroshard/_native.so" in names and "zeroshard/__init__.py" in names
     assert not [name for name in names if "__pycache__" in name]
     assert f"cp{sys.version_info.major}{sys.version_info.minor}" in wheel.name
+
+
+def test_the_data_plane_lies_beside_the_extension_and_is_found_there(tmp_path):
+    """By a rank that says it has a GPU: here the error tells that there is none."""
+    if not (NATIVE.exists() and DATAPLANE.exists()):
+        pytest.skip(f"not built: {DATAPLANE}")
+    try:
+        ctypes.CDLL("libcuda.so.1")
+        pytest.skip("there is a driver")
+    except OSError:
+        pass
+    stage = tmp_path / "package"
+    subprocess.run([str(ROOT / "client/python/build_wheel"), "--native", str(NATIVE), "--dataplane", str(DATAPLANE),
+                    "--stage", str(stage)], check=True, timeout=120)
+    text = USE.replace("1000)", "1000, cuda_device=0)").replace("NOT_FOUND", "UNAVAILABLE")
+    text = "import torch, zeroshard, zeroshard._native as native" + text.replace(
+        'print("fine")', 'assert "no CUDA device" in str(error), error\n    print("fine")')
+    environment = {**os.environ, "PYTHONPATH": str(stage), "LD_LIBRARY_PATH": ""}
+    result = subprocess.run(["/usr/bin/python3", "-c", text], env=environment, capture_output=True, text=True, timeout=60)
+    assert result.stdout == "fine\n", result.stderr
 
 
 def test_the_same_content_makes_the_same_wheel(wheel, tmp_path):
