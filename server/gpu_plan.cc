@@ -102,6 +102,7 @@ GpuHomes GpuHomesOf(const JobPlan& plan, const PartitionPlan& partition, const D
       runs.push_back(run);
     }
     for (const PartitionArray& array : image.arrays) {
+      homes.bytes += array.array.bytes;
       homes.unbacked_bytes += WholePages(array.offset, array.array.bytes);
       const ChunkArrayKind kind = array.array.kind;
       const bool scale = kind == ChunkArrayKind::kScales0 || kind == ChunkArrayKind::kScales1;
@@ -124,7 +125,8 @@ GpuHomes GpuHomesOf(const JobPlan& plan, const PartitionPlan& partition, const D
 
 absl::Status AddGpu(const PartitionPlan& partition, size_t own, JobPlan& plan) {
   ZS_ASSIGN_OR_RETURN(const DevicePlan device, plan.DevicePlanOf(partition));
-  plan.regions[own].memory -= GpuHomesOf(plan, partition, device).unbacked_bytes;
+  const GpuHomes homes = GpuHomesOf(plan, partition, device);
+  plan.regions[own].memory -= homes.unbacked_bytes;
   const uint32_t w = plan.regions[own].index;
   const uint32_t island = plan.regions[own].island;
   const auto add = [&](WorkerRegion::Kind kind, uint64_t bytes) {
@@ -135,7 +137,8 @@ absl::Status AddGpu(const PartitionPlan& partition, size_t own, JobPlan& plan) {
   const TrainerGpuBytes trainer = TrainerGpuBytesOf(plan.layout.front(), plan.config);
   plan.gpus.push_back({.shared = device.shared_bytes(),
                        .states = device.states_bytes(),
-                       .trainer = trainer.parameters + trainer.gradients});
+                       .trainer = trainer.parameters + trainer.gradients,
+                       .home = homes.bytes});
   return absl::OkStatus();
 }
 

@@ -28,7 +28,8 @@ TrainerGpuBytes TrainerGpuBytesOf(const Layout& layout, const model::v1::EngineC
 // What of a worker's partition is on its device instead, by unit, as runs of grains in order.
 struct GpuHomes {
   std::vector<std::vector<GrainRange>> states;
-  uint64_t scales = 0;          // bytes of scales that go with them
+  uint64_t bytes = 0;           // of all of their arrays
+  uint64_t scales = 0;          // bytes of scales among them
   uint64_t unbacked_bytes = 0;  // of partition memory that nothing takes: whole pages
 };
 GpuHomes GpuHomesOf(const JobPlan& plan, const PartitionPlan& partition, const DevicePlan& device);

@@ -175,6 +175,7 @@ bool JobHost::Moving() const {
     const internal::v1::Stats& stats = workers_[w].stats;
     // Also before the worker has heard of it.
     if (stats.move_left_bytes() > 0) return true;
+    if (data_plane() && stats.gpu_state_bytes() != plan_->gpus[w].home) return true;
     if (!plan_->nvme_paths.empty() && stats.nvme_state_bytes() != plan_->nvme_home[w]) return true;
   }
   return false;

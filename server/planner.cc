@@ -146,7 +146,9 @@ absl::StatusOr<JobPlan> MovedPlan(const JobPlan& plan, model::v1::Tier to,
     }
     if (DevicePlan::Exists(next.config)) {
       ZS_ASSIGN_OR_RETURN(const DevicePlan device, next.DevicePlanOf(partition));
-      region.memory -= GpuHomesOf(next, partition, device).unbacked_bytes;
+      const GpuHomes homes = GpuHomesOf(next, partition, device);
+      region.memory -= homes.unbacked_bytes;
+      next.gpus[region.index - next.placement.first_worker()].home = homes.bytes;
     }
   }
   ZS_ASSIGN_OR_RETURN(next.ledger, LedgerLines(next));

@@ -173,6 +173,8 @@ TEST(PlannerGpu, AMovedUnitIsCountedWhereItGoes) {
   auto lines = Lines(*moved);
   EXPECT_EQ(lines["worker 0 exp_avg host"], kHalf * 4);
   EXPECT_GT(moved->memory_bytes(), plan.memory_bytes());
+  EXPECT_EQ(plan.gpus[0].home, kHalf * 3 * 4);
+  EXPECT_EQ(moved->gpus[0].home, 0u);
   const absl::StatusOr<JobPlan> back = MovedPlan(*moved, model::v1::TIER_GPU, {0});
   ASSERT_TRUE(back.ok()) << back.status();
   EXPECT_EQ(back->memory_bytes(), plan.memory_bytes());
