@@ -155,9 +155,9 @@ absl::Status CheckGpuMemory(const std::string& job, const JobPlan& plan, const N
     const uint64_t capacity = gpus.Capacity(gpu);
     if (held + need <= capacity) continue;
     return absl::ResourceExhaustedError(absl::StrCat(
-        "job '", job, "' needs ", HumanBytes(need), " of ", device, " (", Sum(plan, w), "), ",
-        gpus.limit() == 0 ? "which has " : "of which gpu_memory_limit allows ",
-        HumanBytes(capacity), " for all jobs; others are promised ", HumanBytes(held),
+        "job '", job, "' needs ", HumanBytes(need), " of ", device, ", ",
+        HumanBytes(capacity - std::min(capacity, held)), " free of ", HumanBytes(capacity),
+        gpus.limit() == 0 ? "" : " (gpu_memory_limit)", "; the sum is ", Sum(plan, w),
         ". Offload the optimizer (offload_optimizer.device), or use a higher stage or more GPUs"));
   }
   return absl::OkStatus();

@@ -129,7 +129,7 @@ def test_a_job_that_does_not_fit_is_refused_with_figures(start, probe):
     daemon = start("--gpu-memory-limit", "64MiB", devices=("cuda:all",))
     large = [["w", [4096, 1024], "float32"]]
     message = probe(daemon, job="large", parameters=large).refused("RESOURCE_EXHAUSTED")
-    assert "of cuda:0 (" in message and "gpu_memory_limit allows 64.00 MiB" in message and "master" in message
+    assert "of cuda:0, 64.00 MiB free of 64.00 MiB (gpu_memory_limit)" in message and "master" in message
     first = probe(daemon, job="first")
     first.attached()
     held = daemon.json("tiers")["jobs"][0]["gpu_bytes"]
@@ -295,3 +295,12 @@ def test_the_real_worker_lists_the_drivers_gpus(start, driver):
     daemon = start(devices=("cuda:all",), worker=REAL_WORKER)
     assert daemon.json("status")["devices"] == ["cuda:0", "cuda:1", "cuda:2"]
     assert [tier["capacity_bytes"] for tier in daemon.json("tiers")["tiers"][1:]] == 3 * [1 << 30]
+
+
+@real
+def test_a_full_gpu_is_refused_with_what_its_driver_says(start, driver, probe):
+    driver("devices=1,memory=1G,fault=cuMemCreate:2:CUDA_ERROR_OUT_OF_MEMORY")
+    daemon = start(devices=("cuda:0",), worker=REAL_WORKER)
+    message = probe(daemon, job="gpt").refused("RESOURCE_EXHAUSTED")
+    assert "memory of cuda:0 for job gpt" in message and "of the device's 1024 MiB 1022 MiB are free" in message
+    assert daemon.json("tiers")["jobs"] == []
