@@ -281,7 +281,13 @@ void JobHost::OnWorkerExit(uint32_t w, uint32_t incarnation) {
   if (worker.io != nullptr) worker.io->Release();
   worker.file_commands = 0;
   const std::string stuck = std::exchange(worker.stuck, "");
-  const std::string how = stuck.empty() ? *reason : absl::StrCat(stuck, ", ", *reason);
+  std::string how = stuck.empty() ? *reason : absl::StrCat(stuck, ", ", *reason);
+  absl::Status fatal = worker.fatal;
+  if (absl::IsAborted(fatal)) {
+    // Of this process alone, as a device that was lost to it: another one is tried.
+    absl::StrAppend(&how, ": ", fatal.message());
+    fatal = absl::OkStatus();
+  }
   SumCounters(worker.before, worker.stats);
   // Its successor counts from 0, but for what lies in the board.
   internal::v1::Stats fresh;
@@ -293,7 +299,7 @@ void JobHost::OnWorkerExit(uint32_t w, uint32_t incarnation) {
     AbandonShards(absl::UnavailableError(
         absl::StrCat(operation_->what, ": worker ", Global(w), " died (", how, ")")));
   }
-  Feed(WorkerDied{w, incarnation, how, worker.fatal, !stuck.empty(),
+  Feed(WorkerDied{w, incarnation, how, std::move(fatal), !stuck.empty(),
                   regions_ ? regions_->board().numbers().step : 0});
 }
 

@@ -223,9 +223,9 @@ absl::Status RunWorker(ControlLink& link) {
   ZS_ASSIGN_OR_RETURN(const std::unique_ptr<IoGate> gate, MakeGate(*memory, clock));
   ZS_ASSIGN_OR_RETURN(OpenedTier opened, OpenTier(link, *memory, *pool, gate.get()));
   ZS_ASSIGN_OR_RETURN(std::unique_ptr<DeviceShard> device, OpenDevice(link, *memory));
-  ZS_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine,
-                      Engine::Create(*memory, *pool, clock, loop, std::move(opened.tier),
-                                     std::move(device)));
+  ZS_ASSIGN_OR_RETURN(
+      std::unique_ptr<Engine> engine,
+      Engine::Create(*memory, *pool, clock, loop, std::move(opened.tier), std::move(device)));
   loop.SetEngine(engine.get());
   // Last made, first gone: the mesh's threads call the loop.
   ControlStore store(link);
@@ -261,8 +261,7 @@ int Main() {
   if (status.ok()) status = RunWorker(link);
   if (status.ok()) return EXIT_SUCCESS;
   LogError(absl::StrCat("worker ends error=\"", status.message(), "\""));
-  // A device that was lost to this process may be well in the next one.
-  if (absl::IsAborted(status)) return EXIT_FAILURE;
+  // Aborted: a device that was lost to this process, which may be well in the next one.
   internal::v1::FromWorker fatal;
   fatal.mutable_fatal()->set_code(static_cast<uint32_t>(status.raw_code()));
   fatal.mutable_fatal()->set_message(std::string(status.message()));

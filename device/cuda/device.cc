@@ -241,7 +241,11 @@ CUmemAllocationProp CudaDevice::SharedMemoryProperties() const {
 absl::Status CudaDevice::Error(CUresult result, std::string_view what, uint64_t bytes) const {
   if (result == CUDA_SUCCESS) return absl::OkStatus();
   std::string text = absl::StrCat(label(), " (", info_.name, "): ", Abs(what));
-  if (bytes > 0) absl::StrAppend(&text, " of ", bytes >> 20, " MiB (", bytes, " bytes)");
+  if (bytes >= uint64_t{1} << 20) {
+    absl::StrAppend(&text, " of ", bytes >> 20, " MiB (", bytes, " bytes)");
+  } else if (bytes > 0) {
+    absl::StrAppend(&text, " of ", bytes, " bytes");
+  }
   if (result == CUDA_ERROR_OUT_OF_MEMORY && context_ != nullptr) {
     const absl::StatusOr<DeviceMemoryInfo> memory = Memory();
     if (memory.ok()) {

@@ -54,14 +54,14 @@ class Node:
             "ZEROSHARD_FAULTS": faults,
         }
 
-    def daemon(self, workers, config=""):
-        """A daemon whose jobs have so many workers, each on a GPU of its own."""
+    def daemon(self, workers, config="", cuda=""):
+        """A daemon whose jobs have so many workers, each on a GPU of its own; with faults that its workers have."""
         directory = self.directory / str(len(self.daemons))
         (directory / "drive").mkdir(parents=True)
         config = f"nvme_paths: [{directory / 'drive'}]\n" + config
         devices = [f"cuda:{i}" for i in range(workers)]
         daemon = Daemon(directory, worker=trainers.WORKER, devices=devices, config=config,
-                        process={"env": self.environment()})
+                        process={"env": self.environment(cuda)})
         self.daemons.append(daemon.start())
         return daemon
 

@@ -195,6 +195,24 @@ def test_a_device_that_fails_a_rank_is_named_and_nothing_is_lost(daemons, job, f
     check(one.start().result(), expected(2), fault)
 
 
+def test_a_worker_that_loses_its_context_once_is_replaced(node, job):
+    daemon = node.daemon(1, cuda="lost:150:CUDA_ERROR_ILLEGAL_ADDRESS,once=1,only=zeroshard-worker")
+    one = job(daemon, 1, config=config_of(daemon, "half"), lives=3, **LONG).start()
+    check(one.result(), expected(1), "lost context")
+    assert "died: exited with code 1: device lost: cuda:0" in daemon.text(), daemon.text()
+
+
+def test_a_gpu_that_is_lost_ends_the_job_with_its_error():
+    with gpu_jobs.Node(devices=1) as node:
+        daemon = node.daemon(1, cuda="lost:150,only=zeroshard-worker")
+        one = gpu_jobs.Job(node, daemon, "lost", 1, config=config_of(daemon, "gpu"), lives=9, **LONG).start()
+        try:
+            text = one.errors()[0]
+        finally:
+            one.close()
+        assert "device lost" in text and "CUDA_ERROR_ECC_UNCORRECTABLE" in text, text
+
+
 # --- What cannot be ------------------------------------------------------------------------------
 
 
