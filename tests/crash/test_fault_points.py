@@ -37,6 +37,12 @@ def listed_elsewhere(points):
     return by_prefix | set(test_trainer_kills.POINTS) | {point for point, _ in test_worker_kills.CASES}
 
 
+def test_points_of_the_data_plane_are_taken_from_its_sources():
+    import test_gpu_kills
+
+    assert len(test_gpu_kills.POINTS) >= 3
+
+
 def test_every_fault_point_has_a_test():
     points = {point for program in (DAEMON, WORKER, TRAINER) for point in fault_points(program)}
     assert points - listed_elsewhere(points) - set(NAMED) == set(), "a fault point without a test"
