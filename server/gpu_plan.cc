@@ -147,12 +147,9 @@ std::string GpuProtection(const JobPlan& plan) {
   const bool gpu = states && (plan.config.optimizer_tier() == model::v1::TIER_GPU ||
                               plan.config.optimizer_ratio() < 1);
   if (!gpu) {
-    return states
-               ? "the parameters at rest in GPU memory survive the death of trainers and workers; "
-                 "when a GPU is lost the optimizer states, which are not there, are still had, "
-                 "and the job goes on from its last checkpoint"
-               : "the parameters in GPU memory survive the death of trainers and workers, not the "
-                 "loss of a GPU";
+    return "parameters and gradients in GPU memory survive the death of trainers and workers; "
+           "after "
+           "the loss of a GPU the job goes on from its last checkpoint";
   }
   return "the optimizer states in GPU memory survive the death of trainers and workers; they are "
          "lost with a GPU, the daemon or the power: the job then goes on from its last checkpoint";

@@ -62,6 +62,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const zeroshard::ClientValues client = {{"train_micro_batch_size_per_gpu", "4"},
                                           {"optimizer.params.lr", "3e-4"},
                                           {"zero_optimization.reduce_bucket_size", "16777216"}};
+  zeroshard::ParseDsConfig(text, client, zeroshard::DeviceKind::kCuda).status().IgnoreError();
   if (const auto config = zeroshard::ParseDsConfig(text, client); config.ok()) {
     zeroshard::CheckTaken(*config);
   }

@@ -197,7 +197,7 @@ TEST(PlannerGpu, WhatProtectsTheStatesIsSaid) {
       warnings(Plan(R"("stage": 3)")),
       AllOf(HasSubstr("survive the death of trainers and workers"), HasSubstr("lost with a GPU")));
   EXPECT_THAT(warnings(Plan(R"("stage": 3, "offload_optimizer": {"device": "cpu"})")),
-              HasSubstr("optimizer states, which are not there"));
+              HasSubstr("parameters and gradients in GPU memory survive"));
 }
 
 TEST(PlannerGpu, MoreRanksThanGpusAreRefused) {
