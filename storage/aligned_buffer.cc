@@ -33,6 +33,9 @@ absl::StatusOr<AlignedBuffer> AlignedBuffer::Make(size_t bytes) {
   }
   // A wish: a transfer of large pages has few segments, and costs kernel and drive less.
   static_cast<void>(::madvise(memory, mapped, MADV_HUGEPAGE));
+  // Who locks `bytes` of it ends a mapping within the last huge page; there would be small ones
+  // there if it were not in memory before.
+  if (mapped != bytes) buffer.data()[bytes - 1] = std::byte{0};
   return buffer;
 }
 
