@@ -137,7 +137,8 @@ void DevicePlan::PlaceStates(const Layout& layout) {
   for (DeviceSlotClass& slots : classes_) {
     slots.offset = offset;
     slots.first = first;
-    slots.slots += std::min(slots.slots, kDeviceSpares);
+    slots.slots += std::min({slots.slots, kDeviceSpares,
+                             std::max(1u, static_cast<uint32_t>(kDeviceSpareBytes / slots.bytes))});
     offset += slots.bytes * slots.slots;
     first += slots.slots;
   }

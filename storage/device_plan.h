@@ -27,11 +27,13 @@ namespace zeroshard {
 inline constexpr uint64_t kDevicePage = uint64_t{2} << 20;
 // Parts of units begin at multiples of this, so that copies and vector loads are aligned.
 inline constexpr uint64_t kDeviceAlignment = 256;
-// Free slots of a class beside those of its images: updates in flight.
+// Free slots of a class beside those of its images, for updates in flight: so many, and no more
+// than so many bytes but one.
 inline constexpr uint32_t kDeviceSpares = 32;
+inline constexpr uint64_t kDeviceSpareBytes = uint64_t{64} << 20;
 inline constexpr uint32_t kMaxDeviceClasses = 6;
 // Grains whose squares are taken at a time.
-inline constexpr uint64_t kDeviceSquares = 64 * 1024;
+inline constexpr uint64_t kDeviceSquares = 8 * 1024;
 
 // One unit in DEVICE_SHARED: byte offsets.
 struct DeviceUnit {

@@ -20,9 +20,9 @@ constexpr uint64_t kMinGradientWindow = uint64_t{1} << 20;
 constexpr uint64_t kMaxPutWindow = uint64_t{64} << 20;
 
 uint64_t ChunkElements(const model::v1::EngineConfig& config) {
-  const uint64_t asked =
-      config.sub_group_elements() == 0 ? kMaxChunkElements : config.sub_group_elements();
-  return std::clamp(RoundUpTo(asked, kGrainElements), kGrainElements, kMaxChunkElements);
+  const uint64_t most = config.data_plane() ? kMaxDeviceChunkElements : kMaxChunkElements;
+  const uint64_t asked = config.sub_group_elements() == 0 ? most : config.sub_group_elements();
+  return std::clamp(RoundUpTo(asked, kGrainElements), kGrainElements, most);
 }
 
 absl::StatusOr<StateFormat> StateFormatOf(const model::v1::EngineConfig& config) {

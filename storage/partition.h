@@ -29,6 +29,8 @@ inline constexpr uint64_t kPartitionMagic = 0x3154524150535aULL;  // "ZSPART1"
 inline constexpr uint32_t kPartitionVersion = 2;
 // Elements of a chunk unless sub_group_size asks for less.
 inline constexpr uint64_t kMaxChunkElements = 64 * 1024;
+// The same in jobs with a data plane, where launches should have enough to do.
+inline constexpr uint64_t kMaxDeviceChunkElements = 512 * 1024;
 inline constexpr uint32_t kMaxStates = 2;
 inline constexpr uint64_t kAbsent = ~uint64_t{0};
 

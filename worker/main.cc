@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -212,6 +213,22 @@ absl::StatusOr<std::string> TakeUp(Engine& engine, const JobMemory& memory,
   return absl::StrCat("resumed at step ", resume->state.step, " from its nvme paths");
 }
 
+// The last words of a worker that cannot go on. Aborted: a device that was lost to this process,
+// which may be well in the next one.
+void SendFatal(ControlLink& link, const absl::Status& status) {
+  LogError(absl::StrCat("worker ends error=\"", status.message(), "\""));
+  internal::v1::FromWorker fatal;
+  fatal.mutable_fatal()->set_code(static_cast<uint32_t>(status.raw_code()));
+  fatal.mutable_fatal()->set_message(std::string(status.message()));
+  link.Send(fatal).IgnoreError();
+}
+
+// A device that is lost cannot be left in order: whoever waits for one that hangs waits for ever.
+[[noreturn]] void EndWithoutDevice(ControlLink& link, const absl::Status& status) {
+  SendFatal(link, status);
+  _exit(EXIT_FAILURE);
+}
+
 absl::Status RunWorker(ControlLink& link) {
   ZS_ASSIGN_OR_RETURN(ControlLink::Start start, link.ReceiveStart(kStartTimeout));
   ZS_ASSIGN_OR_RETURN(std::unique_ptr<JobMemory> memory,
@@ -247,6 +264,7 @@ absl::Status RunWorker(ControlLink& link) {
   LogInfo(absl::StrCat("worker ready job=", memory->start().job(), " worker=", memory->worker(),
                        " lanes=", pool->lanes(), " recovery=\"", ready.ready().recovery(), "\""));
   absl::Status status = loop.Run();
+  if (!engine->health().ok()) EndWithoutDevice(link, engine->health());
   store.Close();
   mesh.reset();
   return status;
@@ -260,12 +278,7 @@ int Main() {
   absl::Status status = ArmFaultPointsFromEnv();
   if (status.ok()) status = RunWorker(link);
   if (status.ok()) return EXIT_SUCCESS;
-  LogError(absl::StrCat("worker ends error=\"", status.message(), "\""));
-  // Aborted: a device that was lost to this process, which may be well in the next one.
-  internal::v1::FromWorker fatal;
-  fatal.mutable_fatal()->set_code(static_cast<uint32_t>(status.raw_code()));
-  fatal.mutable_fatal()->set_message(std::string(status.message()));
-  link.Send(fatal).IgnoreError();
+  SendFatal(link, status);
   return EXIT_FAILURE;
 }
 

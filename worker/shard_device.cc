@@ -56,6 +56,21 @@ absl::Status Shard::ReadDeviceParameters(uint32_t unit, std::span<const StateArr
   return absl::OkStatus();
 }
 
+void Shard::CompleteParameters(const UnitUpdate& update, const UnitState& state,
+                               uint32_t chunk) const {
+  const ChunkPlan& plan = memory_->plan().chunks()[chunk];
+  const uint64_t end = plan.begin + plan.elements;
+  const bool all = std::any_of(update.segments.begin(), update.segments.end(),
+                               [&](const UpdateSegment& segment) {
+                                 return segment.begin <= plan.begin && segment.end >= end;
+                               });
+  if (all) return;
+  const DType dtype = memory_->layout().units()[plan.unit].dtype;
+  ConvertElements(state.arrays.param + plan.begin, DType::kFloat32,
+                  memory_->parameters_at_rest(plan.unit) + plan.begin * SizeOf(dtype), dtype,
+                  plan.elements);
+}
+
 DeviceUpdate Shard::UpdateOnDevice(const UnitUpdate& update, uint32_t chunk) const {
   const ChunkPlan& plan = memory_->plan().chunks()[chunk];
   const UnitState& state = states_[plan.unit];
@@ -104,6 +119,11 @@ absl::Status Shard::ApplyOffDevice(const ApplyJob& job, std::span<const UnitUpda
     ZS_RETURN_IF_ERROR(device.FetchGradients(group(begin + size)));
     ZS_RETURN_IF_ERROR(device.FetchedGradients(/*later=*/1));
     ApplyOnHost(job, updates, group(begin), touched.silent);
+    pool_->ParallelFor(group(begin).size(), [&](size_t item, int) {
+      const uint32_t chunk = group(begin)[item];
+      const uint32_t unit = memory_->plan().chunks()[chunk].unit;
+      CompleteParameters(updates[unit], states_[unit], chunk);
+    });
     // Also of chunks that a predecessor has updated: it may not have sent them.
     ZS_RETURN_IF_ERROR(device.SendParameters(group(begin)));
     ZS_RETURN_IF_ERROR(device.PollUpdates().status());

@@ -12,8 +12,12 @@
 namespace zeroshard {
 namespace {
 
-// Chunks of a run: so much memory is taken at a time. As many as a record of a checkpoint has.
-constexpr uint64_t kRunChunks = kMaxRecordGrains * kGrainElements / kMaxChunkElements;
+// Chunks of a run, of which memory is taken at a time: at least one, and as many as a record of a
+// checkpoint has where chunks are of full size.
+uint64_t RunChunks(const model::v1::EngineConfig& config) {
+  return kMaxRecordGrains * kGrainElements /
+         (config.data_plane() ? kMaxDeviceChunkElements : kMaxChunkElements);
+}
 
 GrainRange Intersect(GrainRange a, GrainRange b) {
   const uint64_t begin = std::max(a.begin, b.begin);
@@ -76,6 +80,9 @@ void Shard::UpdateImage(const UnitUpdate& update, const TierItem& item,
     const PreparedUpdate silent(pass);
     if (item.write == kNoImage) pass.arrays.out = memory_->parameters_at_rest(chunk.unit);
     ApplyRange(silent, PreparedUpdate(pass), chunk.unit, chunk.begin, end);
+    if (tiers_->device() != nullptr) {
+      CompleteParameters(update, state, static_cast<uint32_t>(item.tag));
+    }
     StreamFence();
   }
   if (item.write != kNoImage) {
@@ -187,7 +194,8 @@ std::vector<GrainRange> Shard::Runs(uint32_t unit, GrainRange grains) const {
   }
   const UnitPlan& plan = memory_->plan().unit(unit);
   const GrainRange held = plan.has_optimizer ? plan.slice : plan.shard;
-  const uint64_t run_grains = kRunChunks * memory_->plan().chunk_elements() / kGrainElements;
+  const uint64_t run_grains =
+      RunChunks(memory_->config()) * memory_->plan().chunk_elements() / kGrainElements;
   for (uint64_t begin = grains.begin; begin < grains.end;) {
     uint64_t end = grains.end;
     if (begin < held.begin) {

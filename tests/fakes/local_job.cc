@@ -15,6 +15,7 @@
 #include "base/fault_point.h"
 #include "base/fd_passing.h"
 #include "base/shared_memory.h"
+#include "base/status.h"
 #include "storage/layout_proto.h"
 #include "worker/reduce_kernel.h"
 
@@ -121,7 +122,7 @@ LocalJob::LocalJob(LocalJobOptions options)
     // Above what any worker has seen.
     resume_ = TierResume{state, state.attempt + 1000};
   }
-  for (uint32_t w = 0; w < options_.workers; ++w) StartWorker(w, false);
+  for (uint32_t w = 0; w < options_.workers; ++w) Must(StartWorker(w, false));
   resume_.reset();
   for (uint32_t rank = 0; rank < ranks(); ++rank) Hello(rank, false);
   Run();
@@ -183,7 +184,7 @@ void LocalJob::CreateRegions() {
   }
 }
 
-void LocalJob::StartWorker(uint32_t w, bool recover) {
+absl::Status LocalJob::StartWorker(uint32_t w, bool recover) {
   internal::v1::WorkerStart start;
   std::vector<UniqueFd> fds;
   start.set_job("local");
@@ -223,19 +224,26 @@ void LocalJob::StartWorker(uint32_t w, bool recover) {
   }
   for (const DeviceShard::Made& made : made_[w]) add(made.kind, w, made.bytes, made.fd);
   start.mutable_device()->set_ordinal(w);
+  StopWorker(w);
   Worker& worker = workers_[w];
-  worker.engine.reset();  // its device uses the memory
-  worker = {};
   worker.memory = Must(JobMemory::Create(std::move(start), std::move(fds)));
   worker.pool = Must(ThreadPool::Create({.threads = static_cast<int>(options_.lanes)}));
-  std::unique_ptr<DeviceShard> device = OpenDevice(w);
+  ZS_ASSIGN_OR_RETURN(std::unique_ptr<DeviceShard> device, OpenDevice(w));
   worker.device = device.get();
   worker.engine = Must(Engine::Create(*worker.memory, *worker.pool, clock_, *output_, OpenTier(w),
                                       std::move(device)));
   if (options_.islands) Must(worker.engine->Connect(mesh_->end(w)));
   if (recover) Must(worker.engine->Recover().status());
   if (resume_.has_value()) Must(worker.engine->Resume(resume_->committed));
+  return absl::OkStatus();
 }
+
+void LocalJob::StopWorker(uint32_t w) {
+  workers_[w].engine.reset();  // its device uses the memory
+  workers_[w] = {};
+}
+
+absl::Status LocalJob::TryStartWorker(uint32_t w) { return StartWorker(w, true); }
 
 absl::StatusOr<ManifestState> LocalJob::Resumable(const LocalJobOptions& options) {
   const Layout layout = Must(LayoutFromProto(options.manifest, options.workers));
@@ -289,23 +297,21 @@ std::unique_ptr<NvmeTier> LocalJob::OpenTier(uint32_t w) {
   return Must(NvmeTier::Open(*memory.nvme_plan(), TierOptions(w)));
 }
 
-std::unique_ptr<DeviceShard> LocalJob::OpenDevice(uint32_t w) {
+absl::StatusOr<std::unique_ptr<DeviceShard>> LocalJob::OpenDevice(uint32_t w) {
   if (!options_.config.data_plane()) return nullptr;
-  std::unique_ptr<DeviceShard> device = Must(options_.open_device(*workers_[w].memory));
+  ZS_ASSIGN_OR_RETURN(std::unique_ptr<DeviceShard> device,
+                      options_.open_device(*workers_[w].memory));
   for (DeviceShard::Made& made : device->TakeMade()) made_[w].push_back(std::move(made));
   return device;
 }
 
 void LocalJob::RestartWorker(uint32_t w) {
-  StartWorker(w, true);
+  Must(StartWorker(w, true));
   if (options_.islands) BreakMesh();
 }
 
 bool LocalJob::RunInChild(const std::string& faults, absl::Duration delay) {
-  for (Worker& worker : workers_) {
-    worker.engine.reset();
-    worker = {};  // their threads do not come along
-  }
+  for (uint32_t w = 0; w < options_.workers; ++w) StopWorker(w);  // threads do not come along
   const pid_t child = fork();
   if (child == 0) {
     ResetFaultPoints();
@@ -329,7 +335,7 @@ bool LocalJob::RunInChild(const std::string& faults, absl::Duration delay) {
 }
 
 void LocalJob::StartProcess(bool recover) {
-  for (uint32_t w = 0; w < options_.workers; ++w) StartWorker(w, recover);
+  for (uint32_t w = 0; w < options_.workers; ++w) Must(StartWorker(w, recover));
   const uint64_t dead = next_generation();
   for (uint32_t w = 0; w < options_.workers && recover; ++w) engine(w).OnDropAttempt(dead);
   for (uint32_t rank = 0; rank < ranks(); ++rank) Hello(rank, false);

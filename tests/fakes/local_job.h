@@ -120,6 +120,9 @@ class LocalJob {
 
   // The process of worker `w` dies between two rounds; its successor recovers.
   void RestartWorker(uint32_t w);
+  // The same in two parts. An error is the device's; then there is no worker `w`.
+  void StopWorker(uint32_t w);
+  absl::Status TryStartWorker(uint32_t w);
   // Runs what is under way in a child process, all workers of which die of `faults` (see
   // base/fault_point.h; empty: of a kill after `delay`), or come to rest. Their successors are
   // here, what was under way is not done yet. Returns whether they died.
@@ -174,10 +177,10 @@ class LocalJob {
   void CreateIsland(uint32_t island);
   uint32_t islands() const { return options_.islands ? options_.workers : 1; }
   uint32_t island_of(uint32_t worker) const { return options_.islands ? worker : 0; }
-  void StartWorker(uint32_t w, bool recover);
+  absl::Status StartWorker(uint32_t w, bool recover);
   NvmeTierOptions TierOptions(uint32_t w) const;
   std::unique_ptr<NvmeTier> OpenTier(uint32_t w);
-  std::unique_ptr<DeviceShard> OpenDevice(uint32_t w);
+  absl::StatusOr<std::unique_ptr<DeviceShard>> OpenDevice(uint32_t w);
   void StartProcess(bool recover);
   void SendMade(int socket);
   void ReceiveMade(int socket);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/shared_memory.h"
 #include "tests/storage/temp_dir.h"
@@ -82,6 +83,7 @@ TEST(DeviceJobTest, StatesMoveBetweenAllTiers) {
   job.Move(TIER_NVME);
   job.job().RunMoves();
   EXPECT_EQ(job.OnDrives(), on_devices + on_drives);
+  EXPECT_EQ(job.OnDevices(), 0u);
   job.job().RestartWorker(1);
   job.job().Reconnect(1);
   job.job().Run();
@@ -92,6 +94,20 @@ TEST(DeviceJobTest, StatesMoveBetweenAllTiers) {
   EXPECT_GT(job.OnDrives(), 0u);
   job.Train(3, kSteps);
   EXPECT_TRUE(job.State() == TrainedOnHost(c, kSteps));
+}
+
+// A parameter without a gradient keeps the value that it got elsewhere.
+TEST(DeviceJobTest, StatesMoveBetweenAnyTwoSteps) {
+  for (const char* form : {"adamw_split", "adam_int8_split"}) {
+    const DeviceCase c{.form = form, .ranks = 1};
+    DeviceJob job(c, Where::kDevice);
+    for (uint32_t step = 0; step < kSteps; ++step) {
+      job.Move(step % 2 == 0 ? TIER_HOST : TIER_GPU);
+      job.job().RunMoves();
+      job.Train(step, step + 1);
+    }
+    EXPECT_TRUE(job.State() == TrainedOnHost(c, kSteps)) << form;
+  }
 }
 
 TEST(DeviceJobTest, WhatFindsNoRoomStaysWhereItIs) {
@@ -139,6 +155,44 @@ TEST(DeviceJobTest, CheckpointsGoFromAndToDevices) {
   EXPECT_TRUE(next.job().StateBytes() == host.job().StateBytes());
   next.Train(3, kSteps);
   EXPECT_TRUE(next.State() == whole.State());
+}
+
+// Chunks of full size, and squares of several halves.
+TEST(DeviceJobTest, LargeUnits) {
+  std::string states[2];
+  for (const bool on_device : {false, true}) {
+    KernelDataPlane plane;
+    LocalJobOptions options;
+    options.manifest = MakeManifest({4500000, 300}, model::v1::DTYPE_BFLOAT16);
+    options.config = MakeConfig(2, 1, model::v1::DTYPE_BFLOAT16);
+    options.config.set_gradient_clipping(0.1);
+    if (on_device) {
+      options.config.set_data_plane(true);
+      options.config.set_tiered(true);
+      options.config.set_optimizer_tier(TIER_HOST);
+      options.config.set_optimizer_ratio(0.5);
+      options.config.set_parameter_tier(TIER_GPU);
+      options.config.set_window(model::v1::WINDOW_COPY);
+      options.data_plane = &plane;
+      options.open_device = [](JobMemory& memory) { return CudaShard::Open(memory); };
+    }
+    LocalJob job(options);
+    plane.Attach(job);
+    std::vector<std::vector<float>> values = {std::vector<float>(4500000, 0.25f),
+                                              std::vector<float>(300, 0.5f)};
+    job.PutParameters(values);
+    for (uint32_t step = 0; step < 2; ++step) {
+      for (size_t i = 0; i < values[0].size(); ++i) {
+        values[0][i] = static_cast<float>(i % (977 + step)) * 1e-3f - 0.4f;
+      }
+      job.ScatterAll(0, 0, values);
+      job.Step(0, 1, 0.01);
+      job.Run();
+      ASSERT_EQ(job.result(0).step, step + 1);
+    }
+    states[on_device] = absl::StrCat(job.result(0).grad_norm, "\n", job.StateBytes());
+  }
+  EXPECT_TRUE(states[0] == states[1]);
 }
 
 TEST(DeviceJobTest, ParametersArePutAgain) {

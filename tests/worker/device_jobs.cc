@@ -57,7 +57,10 @@ std::string Describe(const DeviceCase& c) {
                       " dtype ", model::v1::DType_Name(c.dtype), " lanes ", c.lanes);
 }
 
-DeviceJob::DeviceJob(const DeviceCase& c, Where where) : case_(c), where_(where) {
+void PrintTo(const DeviceCase& c, std::ostream* out) { *out << Describe(c); }
+
+DeviceJob::DeviceJob(const DeviceCase& c, Where where, const CudaShardOptions& device)
+    : case_(c), where_(where), device_(device) {
   LocalJobOptions options;
   options.manifest = MakeManifest(kSizes, c.dtype);
   options.config = MakeConfig(c.stage, c.ranks, c.dtype);
@@ -102,7 +105,7 @@ void DeviceJob::UseDevices(LocalJobOptions& options, Where where) {
   config.set_parameter_tier(model::v1::TIER_GPU);
   config.set_window(model::v1::WINDOW_COPY);
   options.data_plane = &plane_;
-  options.open_device = [](JobMemory& memory) { return CudaShard::Open(memory); };
+  options.open_device = [this](JobMemory& memory) { return CudaShard::Open(memory, device_); };
 }
 
 void DeviceJob::Put(uint32_t seed) { job_->PutParameters(RandomValues(seed)); }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,7 @@ struct DeviceCase {
   bool ranks_first = false;
 };
 std::string Describe(const DeviceCase& c);
+void PrintTo(const DeviceCase& c, std::ostream* out);
 
 class DeviceJob {
  public:
@@ -36,7 +38,7 @@ class DeviceJob {
     kProcesses,  // the same, by LocalJob::RunProcess
   };
   // Has its initial parameters, unless in kProcesses.
-  DeviceJob(const DeviceCase& c, Where where);
+  DeviceJob(const DeviceCase& c, Where where, const CudaShardOptions& device = {});
 
   LocalJob& job() { return *job_; }
   KernelDataPlane& plane() { return plane_; }
@@ -65,6 +67,7 @@ class DeviceJob {
 
   const DeviceCase case_;
   const Where where_;
+  const CudaShardOptions device_;
   DiskDir directory_;
   KernelDataPlane plane_;
   std::unique_ptr<LocalJob> job_;

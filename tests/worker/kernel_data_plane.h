@@ -24,7 +24,7 @@ class KernelDataPlane final : public LocalDataPlane {
   void Attach(LocalJob& job) { job_ = &job; }
 
   void Scatter(const Gradient& gradient) override;
-  // All ranks have scattered.
+  // All ranks have scattered. Once an attempt and rank.
   void Boundary(uint32_t rank, uint64_t attempt) override;
   // The step in flight is dropped.
   void Forget();
@@ -44,6 +44,7 @@ class KernelDataPlane final : public LocalDataPlane {
   LocalJob* job_ = nullptr;
   std::map<Key, Kept> gradients_;
   std::set<uint32_t> summed_;                         // ranks
+  std::map<uint32_t, uint64_t> told_;                 // the last attempt, by rank
   std::optional<std::map<uint32_t, uint64_t>> held_;  // attempts by rank
 };
 

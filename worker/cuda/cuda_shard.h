@@ -167,6 +167,7 @@ class CudaShard final : public DeviceShard {
   size_t next_ = 0;  // of updates_
   std::vector<Launched> open_;
   std::vector<UpdateLaunch> launches_;  // of open_, not in the stream yet
+  absl::Status launch_error_;           // of open_, some of which may be in the stream
   std::deque<Batch> batches_;
   std::vector<CudaEvent> free_events_;
   std::deque<CudaEvent> fetches_;

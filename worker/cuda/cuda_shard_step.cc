@@ -121,6 +121,7 @@ absl::Status CudaShard::StartUpdates(const DeviceStep& step,
     for (const Launched& launched : open_) table_->Release(launched.slot);
     open_.clear();
     launches_.clear();
+    launch_error_ = absl::OkStatus();
     while (!batches_.empty()) NameBatch();
   }
   step_ = step;
@@ -130,6 +131,8 @@ absl::Status CudaShard::StartUpdates(const DeviceStep& step,
 }
 
 absl::Status CudaShard::LaunchMore() {
+  // No later batch may name what this one did not launch.
+  ZS_RETURN_IF_ERROR(launch_error_);
   for (; next_ < updates_.size(); ++next_) {
     const DeviceUpdate& update = updates_[next_];
     const DeviceTable::Place place = *table_->place(update.chunk);
@@ -152,7 +155,8 @@ absl::Status CudaShard::LaunchMore() {
 
 // The batch's chunks share kernels where they can.
 absl::Status CudaShard::CloseBatch() {
-  ZS_RETURN_IF_ERROR(kernels_->UpdateChunks(*update_stream_, std::exchange(launches_, {})));
+  launch_error_ = kernels_->UpdateChunks(*update_stream_, std::exchange(launches_, {}));
+  ZS_RETURN_IF_ERROR(launch_error_);
   ZS_ASSIGN_OR_RETURN(CudaEvent event, TakeEvent());
   ZS_RETURN_IF_ERROR(update_stream_->Record(event));
   batches_.push_back({std::exchange(open_, {}), std::move(event)});
