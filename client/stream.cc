@@ -38,9 +38,10 @@ bool NobodyListens(const absl::Status& status) {
   return code == ECONNREFUSED || code == ENOENT;
 }
 
-// Whether the worker may not have heard of the rank yet.
+// Whether the worker may not have heard of the rank yet, or was just ending.
 bool MayBeEarly(const absl::Status& status) {
-  return absl::IsUnavailable(status) || absl::IsUnauthenticated(status);
+  return absl::IsUnavailable(status) || absl::IsUnauthenticated(status) ||
+         absl::IsCancelled(status);
 }
 
 // Whether a new worker, or the same one a little later, may take the rank back.
