@@ -162,7 +162,8 @@ def test_moves_that_cannot_be_are_refused(start, probe, paths):
     for arguments, words in [
         (["host", "--to", "nvme"], "give offload_optimizer.nvme_path in its ds_config"),
         (["power", "--to", "host"], "survive the loss of power"),
-        (["large", "--to", "tape"], 'expected "nvme" or "host", found "tape"'),
+        (["large", "--to", "tape"], 'expected "nvme", "host" or "gpu", found "tape"'),
+        (["large", "--to", "gpu"], "does not run on GPUs"),
         (["large", "--to", "host", "--state", "gradients"], 'expected "optimizer"'),
         (["large", "--to", "host", "--unit", "x"], 'has no unit "x"'),
         (["large", "--to", "host", "--unit", "7"], 'has no unit "7"'),
