@@ -66,6 +66,7 @@ absl::Status Session::Detach(JobState job_state) {
   absl::Status status = impl_->daemon.Detach(request, kDetachTimeout).status();
   ZS_FAULT_POINT("client.detach.after");
   if (status.ok()) {
+    impl_->CloseDevice();
     impl_->channel->Close(absl::FailedPreconditionError("this rank has left the job"));
   }
   return status;
@@ -73,11 +74,8 @@ absl::Status Session::Detach(JobState job_state) {
 
 void Session::Close() {
   if (!impl_->CheckHere().ok()) return;
-  const absl::Status closed = absl::FailedPreconditionError("this session is closed");
-  impl_->channel->Close(closed);
-  if (impl_->device != nullptr) {
-    impl_->device->plane().Abort(absl::CancelledError("the session was closed"));
-  }
+  impl_->CloseDevice();
+  impl_->channel->Close(absl::FailedPreconditionError("this session is closed"));
 }
 
 }  // namespace zeroshard

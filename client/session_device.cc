@@ -38,6 +38,10 @@ absl::Status Session::Impl::CheckOnDevice() const {
       "job ", job, " trains on the host: its parameters and gradients are in the windows"));
 }
 
+void Session::Impl::CloseDevice() {
+  if (device != nullptr) device->plane().Abort(absl::CancelledError("the session was closed"));
+}
+
 absl::Status Session::Impl::ScatterOnDevice(const ScatterRequest& request) {
   ZS_RETURN_IF_ERROR(Settle());
   return Explain(device->plane().Scatter({.unit = request.unit,

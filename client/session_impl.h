@@ -43,6 +43,8 @@ struct Session::Impl {
   // `status` of the data plane, or why the generation died with it.
   absl::Status Explain(const absl::Status& status) const;
   absl::Status CheckOnDevice() const;
+  // Ends the data plane, if there is one, before the session does.
+  void CloseDevice();
   absl::Status ScatterOnDevice(const ScatterRequest& request);
   // What a completed request still needs before its Wait may return.
   absl::Status FinishOnDevice(RequestId id);

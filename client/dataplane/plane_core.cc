@@ -37,12 +37,11 @@ absl::Status PlaneCore::Health() const {
   return dead_;
 }
 
-absl::Status PlaneCore::Fail(const absl::Status& reason) {
+absl::Status PlaneCore::Fail(const absl::Status& reason, Tell tell) {
   absl::MutexLock lock(&mu_);
   if (!dead_.ok()) return dead_;
   dead_ = Annotate(reason, name());
-  // Closing is no failure: the daemon hears of it by itself.
-  if (options_.counters != nullptr && !absl::IsCancelled(reason)) {
+  if (options_.counters != nullptr && tell == Tell::kWorker && !absl::IsCancelled(reason)) {
     uint64_t none = 0;
     counters().error.compare_exchange_strong(none, static_cast<uint64_t>(reason.code()));
   }
@@ -73,7 +72,9 @@ absl::Status PlaneCore::Look() {
       KeepFirstError(found, communicator->Poll());
     }
   }
-  if (found.ok() && options_.alive) found = options_.alive();
+  // The generation's end is often what NCCL stumbles over: it is the better reason.
+  const absl::Status dead = options_.alive ? options_.alive() : absl::OkStatus();
+  if (!dead.ok()) return Fail(dead, Tell::kNobody);
   return found.ok() ? found : Fail(found);
 }
 

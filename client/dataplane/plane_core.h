@@ -49,9 +49,11 @@ class PlaneCore {
   absl::Status Health() const;
   // Looks at communicators and at what the device has found.
   absl::Status Look();
-  // The data plane is dead for this reason, unless it was before; the worker is told. Returns the
+  // The data plane is dead for this reason, unless it was before; the worker is told, but for what
+  // the control plane knows already: the session's end (Cancelled), the generation's. Returns the
   // reason that counts. Any thread.
-  absl::Status Fail(const absl::Status& reason);
+  enum class Tell : uint8_t { kWorker, kNobody };
+  absl::Status Fail(const absl::Status& reason, Tell tell = Tell::kWorker);
   // Fails for anything but the caller's mistakes.
   absl::Status Check(absl::Status status);
 

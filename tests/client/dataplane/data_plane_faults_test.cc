@@ -99,6 +99,16 @@ TEST_F(FaultTest, ADeadGenerationEndsAWait) {
   const absl::Status status = world.plane(0).WaitOnHost(unit);
   EXPECT_TRUE(absl::IsAborted(status)) << status;
   EXPECT_NE(status.message().find("rank 1 died"), std::string::npos) << status;
+  // Whoever ended the generation knows: nothing is told to the worker.
+  EXPECT_EQ(world.counters(0).error.load(), 0u);
+}
+
+TEST_F(FaultTest, ClosingIsNoFailure) {
+  PlaneWorld world({.ranks = 2});
+  world.Connect();
+  EXPECT_TRUE(world.plane(0).Abort(absl::CancelledError("the session was closed")));
+  EXPECT_EQ(world.counters(0).error.load(), 0u);
+  EXPECT_FALSE(world.plane(0).Barrier().ok());
 }
 
 TEST_F(FaultTest, AHangOfACollectiveEndsAndTheNextGenerationGoesOnAtTheSameAddresses) {
