@@ -197,7 +197,8 @@ bool Engine::AdvanceOnce() {
     }
     return false;
   }
-  if (device_ != nullptr && !CheckDataPlane()) return true;
+  // Another worker may be about to say why: then it rings.
+  if (device_ != nullptr && !CheckDataPlane()) return !context_.poison().ok();
   bool progress = FollowAttempt();
   progress |= MergeDirty();
   progress |= CopyPuts();

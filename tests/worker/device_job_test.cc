@@ -207,6 +207,17 @@ TEST(DeviceJobTest, ParametersArePutAgain) {
   EXPECT_TRUE(device.State() == host.State());
 }
 
+// The devices' memory is gone: parameters are made of their masters on the drives.
+TEST(DeviceJobTest, GoesOnFromItsDrives) {
+  const DeviceCase c{.ranks = 2, .tier = TIER_NVME, .ratio = 1, .power = true};
+  DeviceJob first(c, Where::kDevice);
+  first.Train(0, 2);
+  first.End();
+  DeviceJob next(first);
+  next.Train(2, kSteps);
+  EXPECT_TRUE(next.State() == TrainedOnHost(c, kSteps));
+}
+
 // Of states on the device the host has no pages.
 TEST(DeviceJobTest, MemoryOfWhatIsOnTheDeviceIsGivenBack) {
   DeviceJob job({.ranks = 1}, Where::kDevice);

@@ -61,6 +61,22 @@ void PrintTo(const DeviceCase& c, std::ostream* out) { *out << Describe(c); }
 
 DeviceJob::DeviceJob(const DeviceCase& c, Where where, const CudaShardOptions& device)
     : case_(c), where_(where), device_(device) {
+  job_ = std::make_unique<LocalJob>(Options(where));
+  plane_.Attach(*job_);
+  if (where != Where::kProcesses) Put();
+}
+
+DeviceJob::DeviceJob(const DeviceJob& ended)
+    : case_(ended.case_), where_(Where::kDevice), device_(ended.device_) {
+  LocalJobOptions options = Options(where_);
+  options.nvme_paths = {ended.directory_.path()};
+  options.resume = true;
+  job_ = std::make_unique<LocalJob>(options);
+  plane_.Attach(*job_);
+}
+
+LocalJobOptions DeviceJob::Options(Where where) {
+  const DeviceCase& c = case_;
   LocalJobOptions options;
   options.manifest = MakeManifest(kSizes, c.dtype);
   options.config = MakeConfig(c.stage, c.ranks, c.dtype);
@@ -85,9 +101,7 @@ DeviceJob::DeviceJob(const DeviceCase& c, Where where, const CudaShardOptions& d
   config.mutable_loss_scale()->set_minimum(1);
   options.lanes = c.lanes;
   if (where != Where::kHost) UseDevices(options, where);
-  job_ = std::make_unique<LocalJob>(options);
-  plane_.Attach(*job_);
-  if (where != Where::kProcesses) Put();
+  return options;
 }
 
 void DeviceJob::UseDevices(LocalJobOptions& options, Where where) {
@@ -97,6 +111,7 @@ void DeviceJob::UseDevices(LocalJobOptions& options, Where where) {
   if (case_.tier == model::v1::TIER_NVME) {
     UseNvme(config, case_.ratio, /*parameters=*/false);
     options.nvme_paths = {directory_.path()};
+    if (case_.power) config.mutable_nvme()->set_durability(model::v1::DURABILITY_POWER);
   }
   config.set_data_plane(true);
   config.set_tiered(true);

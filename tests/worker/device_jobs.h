@@ -26,6 +26,7 @@ struct DeviceCase {
   model::v1::DType accumulator = model::v1::DTYPE_FLOAT32;
   uint32_t lanes = 1;
   bool ranks_first = false;
+  bool power = false;  // durability, of states on the NVMe tier
 };
 std::string Describe(const DeviceCase& c);
 void PrintTo(const DeviceCase& c, std::ostream* out);
@@ -39,6 +40,9 @@ class DeviceJob {
   };
   // Has its initial parameters, unless in kProcesses.
   DeviceJob(const DeviceCase& c, Where where, const CudaShardOptions& device = {});
+  // Goes on, on devices, from the drives of a job with `power` that has ended.
+  explicit DeviceJob(const DeviceJob& ended);
+  void End() { job_.reset(); }
 
   LocalJob& job() { return *job_; }
   KernelDataPlane& plane() { return plane_; }
@@ -63,6 +67,7 @@ class DeviceJob {
   uint64_t OnDrives();
 
  private:
+  LocalJobOptions Options(Where where);
   void UseDevices(LocalJobOptions& options, Where where);
 
   const DeviceCase case_;
