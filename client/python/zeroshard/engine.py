@@ -320,7 +320,9 @@ class Engine(torch.nn.Module):
         if not getattr(old, "on_device", False):
             raise misuse("rejoin() is for jobs on GPUs: on hosts start the process again")
         old.close()
-        self._session = session = self._attach_again(old.device_memory, str(reason))
+        self._session = session = self._attach_again(
+            old.device_memory, str(reason) or "the trainer gave its session up"
+        )
         self.in_backward = self._cycle_open = self._scaled = False
         self._next_weight = None
         for parameter in self.module.parameters():
