@@ -163,6 +163,9 @@ absl::StatusOr<CheckpointOps::Result> CheckpointOps::DoSave(const trainer::v1::S
   record.mutable_checkpoint_written()->set_step(result.step);
   record.mutable_checkpoint_written()->set_bytes(result.bytes);
   environment_.journal(std::move(record));
+  environment_.loop->Post([this, job = request.job(), name = request.name(), step = result.step] {
+    if (auto host = environment_.table->Find(job); host.ok()) (*host)->NoteCheckpoint(name, step);
+  });
   return result;
 }
 

@@ -137,10 +137,11 @@ struct ZeroShardConfig {
   std::int64_t user_state_bytes = 0;
   std::int64_t rounding_seed = 0;
   DurabilityChoice durability = DurabilityChoice::kProcess;
-  std::int64_t nvme_spares = 4;  // slots beside the home slots, on each path
-  std::int64_t nvme_limit = 0;   // bytes of the job; 0: none
-  std::int64_t host_limit = 0;   // the same
-  std::int64_t gpu_limit = 0;    // the same, of each GPU
+  std::int64_t nvme_spares = 4;       // slots beside the home slots, on each path
+  std::int64_t nvme_limit = 0;        // bytes of the job; 0: none
+  std::int64_t host_limit = 0;        // the same
+  std::int64_t gpu_limit = 0;         // the same, of each GPU
+  std::int64_t gpu_mirror_steps = 0;  // what GPUs hold is copied to the host so often; 0: never
 };
 
 // What the offload blocks come to at the job's stage.

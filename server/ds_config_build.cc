@@ -177,6 +177,7 @@ ZeroShardConfig BuildOwn(const Settings& settings) {
   own.nvme_limit = settings.Int("zeroshard.nvme_limit");
   own.host_limit = settings.Int("zeroshard.host_limit");
   own.gpu_limit = settings.Int("zeroshard.gpu_limit");
+  own.gpu_mirror_steps = settings.Int("zeroshard.gpu_mirror_steps");
   return own;
 }
 

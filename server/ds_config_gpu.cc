@@ -16,6 +16,7 @@ constexpr std::string_view kOptimizerPath = "zero_optimization.offload_optimizer
 constexpr std::string_view kMaster = "zeroshard.master";
 constexpr std::string_view kWindow = "zeroshard.window";
 constexpr std::string_view kTransport = "zeroshard.transport";
+constexpr std::string_view kMirror = "zeroshard.gpu_mirror_steps";
 constexpr std::string_view kDurability = "zeroshard.durability";
 
 // The key has this value, which a job on GPUs cannot have for `reason`.
@@ -29,7 +30,8 @@ void Refuse(std::string_view key, std::string_view value, std::string_view reaso
 
 void CheckGpu(const Settings& settings, Findings& findings) {
   if (settings.devices != DeviceKind::kCuda) {
-    NameIdle({"zeroshard.gpu_limit"}, "the daemon has no GPUs (devices)", settings, findings);
+    NameIdle({"zeroshard.gpu_limit", "zeroshard.gpu_mirror_steps"},
+             "the daemon has no GPUs (devices)", settings, findings);
     return;
   }
   const std::int64_t stage = settings.Int(kStage);
@@ -63,6 +65,12 @@ void CheckGpu(const Settings& settings, Findings& findings) {
          "committed steps of jobs on GPUs do not survive the loss of power in this build; write "
          "\"process\", and save checkpoints",
          settings, findings);
+  if (settings.Text(kOptimizerDevice) == "nvme" && settings.Int(kMirror) > 0) {
+    findings.Error(settings.At(kMirror),
+                   Concat(kMirror,
+                          " keeps copies of all states in host memory, and these states are on "
+                          "nvme; write 0, and save checkpoints"));
+  }
   if (settings.Text(kOptimizerDevice) != "nvme") {
     NameIdle({kOptimizerPath},
              "states of a job on GPUs are on nvme from its start or not at all (device nvme)",

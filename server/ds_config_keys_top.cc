@@ -122,6 +122,10 @@ constexpr std::array kTopTable = std::to_array<KeySpec>({
      "the "
      "daemon's job_gpu_limit",
      0, kCount, kStrict},
+    {"zeroshard.gpu_mirror_steps", kInt, "0", kHonoured,
+     "after so many steps what the GPUs hold is copied to host memory, to which the job goes back "
+     "when a GPU is lost; 0: never",
+     0, kSmallCount, kStrict},
 });
 
 constexpr std::array kPrecisionTable = std::to_array<KeySpec>({

@@ -191,6 +191,7 @@ absl::Status SetDataPlane(const PlanInput& input, model::v1::EngineConfig& engin
   engine.set_optimizer_tier(model::v1::TIER_GPU);
   engine.set_optimizer_ratio(1);
   engine.set_gpu_limit(static_cast<uint64_t>(input.config.zeroshard.gpu_limit));
+  engine.set_gpu_mirror_steps(static_cast<uint32_t>(input.config.zeroshard.gpu_mirror_steps));
   const OffloadConfig& offload = input.config.zero.offload_optimizer;
   const bool states = engine.optimizer() != model::v1::OPTIMIZER_NONE;
   if (!states || offload.device == OffloadDevice::kNone || offload.ratio == 0) {

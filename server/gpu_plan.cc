@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "storage/bytes.h"
 #include "storage/device_counters.h"
+#include "storage/device_mirror.h"
 #include "storage/layout_proto.h"
 
 namespace zeroshard {
@@ -134,6 +135,10 @@ absl::Status AddGpu(const PartitionPlan& partition, size_t own, JobPlan& plan) {
   };
   add(WorkerRegion::KIND_DEVICE_TABLE, device.table_bytes());
   add(WorkerRegion::KIND_DEVICE_COUNTERS, kDeviceCounterBytes);
+  if (MirrorPlan::Exists(plan.config)) {
+    add(WorkerRegion::KIND_DEVICE_MIRROR,
+        MirrorPlan::Create(plan.layout.front(), partition, device, plan.config).bytes());
+  }
   const TrainerGpuBytes trainer = TrainerGpuBytesOf(plan.layout.front(), plan.config);
   plan.gpus.push_back({.shared = device.shared_bytes(),
                        .states = device.states_bytes(),
@@ -146,6 +151,14 @@ std::string GpuProtection(const JobPlan& plan) {
   const bool states = plan.config.optimizer() != model::v1::OPTIMIZER_NONE;
   const bool gpu = states && (plan.config.optimizer_tier() == model::v1::TIER_GPU ||
                               plan.config.optimizer_ratio() < 1);
+  if (MirrorPlan::Exists(plan.config)) {
+    const uint32_t steps = plan.config.gpu_mirror_steps();
+    return absl::StrCat(
+        "the states in GPU memory survive the death of trainers and workers; when a GPU is lost "
+        "the job goes back to its last mirror in host memory, taken ",
+        steps == 1 ? "every step" : absl::StrCat("every ", steps, " steps"),
+        "; with the daemon or the power all is lost since the last checkpoint");
+  }
   if (!gpu) {
     return "parameters and gradients in GPU memory survive the death of trainers and workers; "
            "after "

@@ -20,6 +20,12 @@
 // the others get Aborted and attach again, from the same processes; once no rank is left in the
 // dead generation the step in flight is dropped, and the next one forms.
 //
+// When a worker's GPU is lost with what it held, such a job goes back to the newest state that the
+// mirrors of all workers have (`going_back`): the generation ends with Aborted, the worker is
+// started again, and once all are ready each loads its mirror. Ranks form the next generation
+// meanwhile, but are let in, and the step in flight is dropped, only after that. Without a mirror
+// the job is Failed.
+//
 // The generation rises with every change of the membership of a started job. A worker that dies is
 // started again with the same memory, later each time; past kMaxRestarts in kRestartWindow, or when
 // it gets stuck at one step again and again, the job fails. No function here does I/O, reads a
@@ -31,12 +37,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "storage/device_mirror.h"
 
 namespace zeroshard {
 
@@ -121,6 +129,8 @@ struct JobState {
   std::vector<std::string> missing_nodes;  // "node 1 (10.0.0.2:7401)": not joined yet
   Instant leave_deadline = absl::InfiniteDuration();  // kLeaving: the others are waited for
   bool data_plane = false;                            // the death of a rank is everybody's
+  // A GPU was lost: where the job goes back to, until all workers have.
+  std::optional<MirrorPoint> going_back = std::nullopt;
 };
 
 // A new job whose first rank is about to attach.
@@ -171,6 +181,14 @@ struct GenerationPoisoned {  // a worker found the ranks in disagreement, or one
   uint64_t generation = 0;
   absl::Status status;
 };
+struct DeviceLost {  // the worker said so, and ends
+  uint32_t worker = 0;
+  uint32_t incarnation = 0;
+  std::string why;
+  std::optional<MirrorPoint> mirror;  // the newest that all workers have
+  std::string advice;                 // without one
+};
+struct WentBack {};  // all workers have
 struct RemoveRequested {
   bool force = false;
 };
@@ -181,8 +199,8 @@ struct NodesLeft {};  // the ranks of all other nodes have detached
 struct Tick {};       // time has passed
 
 using JobInput = std::variant<AttachRequested, AttachCancelled, RankGone, DetachRequested,
-                              StartFailed, WorkerReady, WorkerDied, GenerationPoisoned,
-                              RemoveRequested, NodesMissing, NodesLeft, Tick>;
+                              StartFailed, WorkerReady, WorkerDied, GenerationPoisoned, DeviceLost,
+                              WentBack, RemoveRequested, NodesMissing, NodesLeft, Tick>;
 
 // Actions, carried out in order.
 struct CreateJob {};  // plan, make all memory, then start every worker
@@ -211,6 +229,9 @@ struct DropAttempt {};
 struct PoisonGeneration {
   absl::Status status;
 };
+struct GoBack {  // every worker loads its mirror of that state
+  MirrorPoint mirror;
+};
 struct EndJob {};  // stop the workers, free the memory, forget the job
 struct RefuseRemove {
   absl::Status status;
@@ -222,7 +243,7 @@ struct EmitEvent {
 
 using JobAction =
     std::variant<CreateJob, StartWorker, AnnounceRank, ReplyAttached, FailAttach, AnnounceRankDied,
-                 DropAttempt, PoisonGeneration, EndJob, RefuseRemove, EmitEvent>;
+                 DropAttempt, PoisonGeneration, GoBack, EndJob, RefuseRemove, EmitEvent>;
 
 struct JobDecision {
   JobState next;

@@ -24,7 +24,8 @@ std::string RankList(const std::vector<uint32_t>& ranks);
 
 class Decider {
  public:
-  Decider(const JobState& state, Instant now) : next_(state), now_(now) {}
+  Decider(const JobState& state, Instant now)
+      : next_(state), now_(now), had_failed_(state.phase == JobPhase::kFailed) {}
 
   void On(const AttachRequested& in);
   void On(const AttachCancelled& in);
@@ -34,13 +35,17 @@ class Decider {
   void On(const WorkerReady& in);
   void On(const WorkerDied& in);
   void On(const GenerationPoisoned& in);
+  void On(const DeviceLost& in);
+  void On(const WentBack&);
   void On(const RemoveRequested& in);
   void On(const NodesMissing& in);
   void On(const NodesLeft&);
   void On(const Tick&);
 
   JobDecision Take() && {
-    if (!reason_.empty()) next_.reason = reason_;
+    // Why a job has failed is said for as long as it is there.
+    const bool failed = had_failed_ && next_.phase == JobPhase::kFailed;
+    if (!reason_.empty() && !failed) next_.reason = reason_;
     return {std::move(next_), std::move(actions_), std::move(reason_)};
   }
 
@@ -59,6 +64,9 @@ class Decider {
   void Abort(uint64_t step, const std::string& why);
   void CheckNextGeneration();
   std::string StillInside() const;
+  // Nobody is left in the generation: the step in flight is dropped; when the job goes back, after
+  // that.
+  void DropGeneration();
   void FailWaiting(const absl::Status& status);
   void Fail(const absl::Status& status);
   void Poison(const absl::Status& status);
@@ -99,6 +107,7 @@ class Decider {
 
   JobState next_;
   const Instant now_;
+  const bool had_failed_;
   std::vector<JobAction> actions_;
   std::string reason_;
 };

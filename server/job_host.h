@@ -85,6 +85,9 @@ class JobHost {
   // Device memory that the job may take, by device; nothing before it started.
   std::map<std::string, uint64_t> GpuHeld() const;
 
+  // A checkpoint of this job was written; named as what to do when its states are lost.
+  void NoteCheckpoint(const std::string& name, uint64_t step);
+
   void AddWatcher(std::shared_ptr<EventQueue> queue);
 
   // What other nodes say of a job that spans daemons; only node 0 hears it (job_host_cluster.cc).
@@ -118,6 +121,7 @@ class JobHost {
     internal::v1::Stats before;  // sums over the dead ones
     uint64_t messages = 0;       // received
     uint32_t file_commands = 0;  // that the running incarnation has not answered
+    uint64_t went_back = 0;      // the last GoBack that the running incarnation has answered
     std::string stuck;           // why the running incarnation is being killed
     std::shared_ptr<const IoHolder> io;
     TierHistory tier;
@@ -146,6 +150,7 @@ class JobHost {
   void Do(const AnnounceRankDied& action);
   void Do(const DropAttempt&);
   void Do(const PoisonGeneration& action);
+  void Do(const GoBack& action);
   void Do(const EndJob&);
   void Do(const RefuseRemove& action);
   void Do(const EmitEvent& action);
@@ -181,6 +186,10 @@ class JobHost {
   bool HasDevice(uint32_t w);
   absl::Status CheckGpuRoom(const std::vector<uint32_t>& units) const;
   void EndGeneration(const absl::Status& status);
+  // Mirrors of device memory (job_host_mirror.cc).
+  void OnDeviceLost(uint32_t w, uint32_t incarnation, const internal::v1::DeviceLost& message);
+  void OnWentBack(uint32_t w, const internal::v1::WentBack& message);
+  std::optional<MirrorPoint> CommonMirror() const;
   // The step in flight, for messages; 0 before the job started.
   uint64_t StepInFlight() const { return regions_ ? regions_->board().numbers().step + 1 : 0; }
 
@@ -238,6 +247,8 @@ class JobHost {
   std::vector<Worker> workers_;
   std::optional<ShardOperation> operation_;
   uint64_t next_request_ = 1;
+  uint64_t go_back_ = 0;         // the last GoBack
+  std::string last_checkpoint_;  // "ckpt-1 (step 30)"; empty: none
   absl::Status remove_refusal_;
   KvStore store_;
   KvStore rendezvous_;    // of the generation

@@ -43,6 +43,7 @@ void SumCounters(internal::v1::Stats& sum, const internal::v1::Stats& more) {
   sum.set_prefetch_hits(sum.prefetch_hits() + more.prefetch_hits());
   sum.set_prefetch_misses(sum.prefetch_misses() + more.prefetch_misses());
   sum.set_gpu_busy_us(sum.gpu_busy_us() + more.gpu_busy_us());
+  sum.set_gpu_mirror_us(sum.gpu_mirror_us() + more.gpu_mirror_us());
   sum.set_nvme_retries(sum.nvme_retries() + more.nvme_retries());
   sum.set_nvme_damaged_images(sum.nvme_damaged_images() + more.nvme_damaged_images());
   sum.set_nvme_failed_slots(sum.nvme_failed_slots() + more.nvme_failed_slots());
@@ -121,7 +122,8 @@ absl::Status JobHost::SendStart(uint32_t w, bool recover) {
   start.set_resume(lost_.has_value());
   DescribeTiers(start);
   if (data_plane()) *start.mutable_device() = DeviceOf(Global(w));
-  if (state_.alive_since > 1) start.set_drop_generation(state_.alive_since);
+  const bool drops = state_.alive_since > 1 && !state_.going_back.has_value();
+  if (drops) start.set_drop_generation(state_.alive_since);
   if (plan_->config.transport() == model::v1::TRANSPORT_GLOO) {
     start.set_gloo_address(environment_.config->gloo_address);
   }
@@ -210,6 +212,10 @@ void JobHost::OnWorkerMessage(uint32_t w, uint32_t incarnation, const FromWorker
       return Feed(WorkerReady{w, incarnation});
     case FromWorker::kDeviceRegions:
       return OnDeviceRegions(w, message.device_regions(), std::move(fds));
+    case FromWorker::kDeviceLost:
+      return OnDeviceLost(w, incarnation, message.device_lost());
+    case FromWorker::kWentBack:
+      return OnWentBack(w, message.went_back());
     case FromWorker::kShardDone:
       return OnShardDone(w, message.shard_done());
     case FromWorker::kPoisoned:
@@ -280,6 +286,7 @@ void JobHost::OnWorkerExit(uint32_t w, uint32_t incarnation) {
   worker.process.reset();
   if (worker.io != nullptr) worker.io->Release();
   worker.file_commands = 0;
+  worker.went_back = 0;
   const std::string stuck = std::exchange(worker.stuck, "");
   std::string how = stuck.empty() ? *reason : absl::StrCat(stuck, ", ", *reason);
   absl::Status fatal = worker.fatal;
@@ -310,10 +317,12 @@ void JobHost::RunOnShards(ShardCommand command, std::function<void(ShardAnswers)
   const bool workers_ready =
       std::all_of(state_.workers.begin(), state_.workers.end(),
                   [](const WorkerState& worker) { return worker.phase == WorkerPhase::kReady; });
-  if (!running || !workers_ready || !state_.poison.ok()) {
+  const bool going_back = state_.going_back.has_value();
+  if (!running || !workers_ready || going_back || !state_.poison.ok()) {
     return done(absl::FailedPreconditionError(
         absl::StrCat(command.what, ": job '", state_.name, "' is ", JobPhaseName(state_.phase),
                      workers_ready ? "" : " and a worker is starting",
+                     going_back ? " and goes back to its last mirror" : "",
                      state_.poison.ok() ? "" : ": ", state_.poison.message())));
   }
   if (plan_->placement.spans() && !command.message.has_export_file()) {

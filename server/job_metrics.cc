@@ -71,6 +71,11 @@ const std::vector<MetricDescription>& AllMetrics() {
        "Bytes of state that are on the gpu tier now"},
       {"zeroshard_gpu_busy_seconds_total", kCounter, "job, worker",
        "Time that the GPU worked for the worker: updates, norms, copies"},
+      {"zeroshard_gpu_mirror_step", kGauge, "job, worker",
+       "Step of the last whole mirror in host memory, to which the job goes back when a GPU is "
+       "lost"},
+      {"zeroshard_gpu_mirror_seconds_total", kCounter, "job, worker",
+       "Time in which mirrors of GPU memory were copied to the host"},
       {"zeroshard_state_bytes", kGauge, "job, tier, holder, state",
        "Bytes of one kind of state at one holder (worker, rank or node)"},
       {"zeroshard_nvme_path_info", kGauge, "path, filesystem, backend, direct",
@@ -299,6 +304,11 @@ void JobMetrics::AddStats(const std::string& job, uint32_t worker,
     Set("zeroshard_gpu_state_bytes", labels, static_cast<double>(now.gpu_state_bytes()));
     Grow("zeroshard_gpu_busy_seconds_total", labels,
          Difference(now.gpu_busy_us(), before.gpu_busy_us()) * 1e-6);
+    if (now.gpu_mirror_step() > 0) {
+      Set("zeroshard_gpu_mirror_step", labels, static_cast<double>(now.gpu_mirror_step()));
+    }
+    Grow("zeroshard_gpu_mirror_seconds_total", labels,
+         Difference(now.gpu_mirror_us(), before.gpu_mirror_us()) * 1e-6);
   }
   if (worker != 0) return;  // the job's own numbers are the same on every worker
   const MetricLabels of_job = {{"job", job}};

@@ -114,7 +114,7 @@ void Decider::CheckFormed() {
 
 // Once the workers are ready, whoever waits is in.
 void Decider::AttachWaiting() {
-  if (!WorkersReady()) return;
+  if (!WorkersReady() || next_.going_back.has_value()) return;
   const std::vector<uint32_t> waiting = Ranks(RankPhase::kWaiting);
   if (next_.data_plane && waiting.size() < next_.spec.local_ranks) return;
   if (next_.ever_ready && !waiting.empty()) ++next_.generation;
@@ -210,10 +210,14 @@ void Decider::CheckNextGeneration() {
     return;
   }
   next_.phase = JobPhase::kForming;
+  DropGeneration();
+  CheckFormed();
+}
+
+void Decider::DropGeneration() {
   next_.poison = absl::OkStatus();
   next_.alive_since = ++next_.generation;
-  actions_.push_back(DropAttempt{});
-  CheckFormed();
+  if (!next_.going_back.has_value()) actions_.push_back(DropAttempt{});
 }
 
 // "rank 0 (process 100)": attached ranks that keep the next generation waiting.
@@ -244,9 +248,7 @@ void Decider::CheckAllGone() {
                    : absl::StrCat("its generation is dead: ", next_.poison.message()));
   }
   next_.phase = JobPhase::kIdle;
-  next_.poison = absl::OkStatus();
-  next_.alive_since = ++next_.generation;
-  actions_.push_back(DropAttempt{});
+  DropGeneration();
   Say(absl::StrCat(reason_, "; no rank is left: the step in flight is dropped, the state is kept"));
 }
 

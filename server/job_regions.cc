@@ -41,6 +41,8 @@ const char* KindName(WorkerRegion::Kind kind) {
       return "device-table";
     case WorkerRegion::KIND_DEVICE_COUNTERS:
       return "device-counters";
+    case WorkerRegion::KIND_DEVICE_MIRROR:
+      return "device-mirror";
     default:
       return "region";
   }
@@ -60,7 +62,8 @@ WorkerRegion Describe(WorkerRegion::Kind kind, uint32_t index, uint64_t bytes) {
 
 bool OfOneWorker(WorkerRegion::Kind kind) {
   return kind == WorkerRegion::KIND_PARTITION || kind == WorkerRegion::KIND_SLOT_TABLE ||
-         kind == WorkerRegion::KIND_DEVICE_TABLE || kind == WorkerRegion::KIND_DEVICE_COUNTERS;
+         kind == WorkerRegion::KIND_DEVICE_TABLE || kind == WorkerRegion::KIND_DEVICE_COUNTERS ||
+         kind == WorkerRegion::KIND_DEVICE_MIRROR;
 }
 
 // Whether worker `w` maps a region: its own partition, tables and counters, and what its island
@@ -77,6 +80,7 @@ bool WorkerMaps(const JobPlan& plan, const RegionPlan& region, uint32_t w) {
 
 absl::StatusOr<JobRegions> JobRegions::Create(const JobPlan& plan, const Options& options) {
   JobRegions regions(plan.placement);
+  regions.job_id_ = options.job_id;
   ZS_RETURN_IF_ERROR(regions.CreateMemory(plan, options));
   ZS_RETURN_IF_ERROR(regions.Format(plan, options));
   ZS_RETURN_IF_ERROR(regions.CreateListeners(plan, options));
@@ -131,10 +135,12 @@ absl::Status JobRegions::Format(const JobPlan& plan, const Options& options) {
     rank_pages_.push_back(std::move(map));
   }
   for (const Region& region : regions_) {
-    if (region.plan.kind != WorkerRegion::KIND_DEVICE_COUNTERS) continue;
+    const bool counters = region.plan.kind == WorkerRegion::KIND_DEVICE_COUNTERS;
+    if (!counters && region.plan.kind != WorkerRegion::KIND_DEVICE_MIRROR) continue;
     ZS_ASSIGN_OR_RETURN(MappedRegion map,
-                        MappedRegion::Map(region.fd.get(), region.plan.bytes, Access::kReadWrite));
-    counters_.push_back(std::move(map));
+                        MappedRegion::Map(region.fd.get(), region.plan.bytes,
+                                          counters ? Access::kReadWrite : Access::kReadOnly));
+    (counters ? counters_ : mirrors_).push_back(std::move(map));
   }
   return absl::OkStatus();
 }
@@ -164,6 +170,18 @@ const JobRegions::Device* JobRegions::FindDevice(WorkerRegion::Kind kind, uint32
     if (device.region.kind() == kind && device.region.index() == w) return &device;
   }
   return nullptr;
+}
+
+void JobRegions::ForgetDevice(uint32_t w) {
+  std::erase_if(devices_, [w](const Device& device) { return device.region.index() == w; });
+}
+
+std::vector<std::vector<MirrorPoint>> JobRegions::Mirrors() const {
+  std::vector<std::vector<MirrorPoint>> points;
+  for (const MappedRegion& mirror : mirrors_) {
+    points.push_back(DeviceMirror::PointsIn(mirror.bytes(), job_id_));
+  }
+  return points;
 }
 
 void JobRegions::KillCounters() const {

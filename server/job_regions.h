@@ -24,6 +24,7 @@
 #include "proto/internal.pb.h"
 #include "server/planner.h"
 #include "storage/board.h"
+#include "storage/device_mirror.h"
 #include "storage/rank_page.h"
 
 namespace zeroshard {
@@ -62,6 +63,10 @@ class JobRegions {
     return FindDevice(internal::v1::WorkerRegion::KIND_DEVICE_SHARED, w) != nullptr &&
            FindDevice(internal::v1::WorkerRegion::KIND_DEVICE_STATES, w) != nullptr;
   }
+  // The device of worker `w` is lost: its memory goes with the last process that maps it.
+  void ForgetDevice(uint32_t w);
+  // What the mirror of each worker holds; empty without mirrors.
+  std::vector<std::vector<MirrorPoint>> Mirrors() const;
   // No stream waits any longer for what a dead generation will not do; workers set the counters
   // back for the next one.
   void KillCounters() const;
@@ -107,6 +112,7 @@ class JobRegions {
   const Region& Find(internal::v1::WorkerRegion::Kind kind, uint32_t index) const;
 
   Placement placement_;
+  uint64_t job_id_ = 0;
   std::vector<Region> regions_;
   std::vector<UniqueFd> doorbells_;  // one a worker of this node, like all below
   std::vector<UniqueFd> listeners_;
@@ -116,6 +122,7 @@ class JobRegions {
   std::vector<Board> boards_;
   std::vector<MappedRegion> rank_pages_;
   std::vector<MappedRegion> counters_;  // one a worker with a GPU
+  std::vector<MappedRegion> mirrors_;   // one a worker with a mirror; their headers are read
   std::vector<Device> devices_;         // device memory, as workers have made it
 };
 

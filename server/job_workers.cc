@@ -68,6 +68,10 @@ void Decider::On(const WorkerReady& in) {
   worker.was_ready = true;
   Say(absl::StrCat(WorkerName(in.worker), " is ready"));
   Emit("worker-ready", reason_);
+  if (next_.going_back.has_value()) {
+    if (WorkersReady()) actions_.push_back(GoBack{*next_.going_back});
+    return;
+  }
   const bool wanted = next_.phase == JobPhase::kStarting || next_.phase == JobPhase::kReady;
   if (wanted && !Ranks(RankPhase::kWaiting).empty()) AttachWaiting();
 }
@@ -125,7 +129,7 @@ void Decider::On(const WorkerDied& in) {
 }
 
 void Decider::On(const GenerationPoisoned& in) {
-  if (in.generation < next_.alive_since) return;
+  if (in.generation < next_.alive_since || next_.going_back.has_value()) return;
   if (next_.phase == JobPhase::kReady) return Poison(in.status);
   if (next_.phase == JobPhase::kStarting) return Fail(in.status);
   if (next_.phase == JobPhase::kLeaving) return End(std::string(in.status.message()));

@@ -259,6 +259,7 @@ void Ledger::AddGpu(const PartitionPlan& partition, uint32_t w, const WorkerSums
   const uint64_t listed = sums.host + partition.totals().records;
   Add("offload staging", holder, region - std::min(region, listed), 0, "");
   Add("device table", holder, RegionMemory(WorkerRegion::KIND_DEVICE_TABLE, w), 0, "");
+  Add("mirror", holder, RegionMemory(WorkerRegion::KIND_DEVICE_MIRROR, w), 0, "");
 }
 
 void Ledger::AddState(const std::string& state, const std::string& holder, const Amount& amount,

@@ -14,7 +14,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -25,6 +27,7 @@
 #include "proto/internal.pb.h"
 #include "proto/model.pb.h"
 #include "storage/board.h"
+#include "storage/device_mirror.h"
 #include "storage/layout.h"
 #include "storage/state_format.h"
 #include "worker/chunk_tier.h"
@@ -56,9 +59,17 @@ struct DeviceStep {
   float grad_scale = 1.0f;
 };
 
+// Marks an error after which nothing that the device held is to be used by any process; survives
+// Annotate.
+inline constexpr char kMemoryLostPayload[] = "zeroshard/memory_lost";
+inline bool IsMemoryLost(const absl::Status& status) {
+  return status.GetPayload(kMemoryLostPayload).has_value();
+}
+
 struct DeviceCountersOfWorker {
   uint64_t free_bytes = 0;  // of the device
   absl::Duration busy;      // in passes
+  absl::Duration mirror;    // from the start of each mirror to its end
 };
 
 class DeviceShard : public ChunkTier {
@@ -114,6 +125,20 @@ class DeviceShard : public ChunkTier {
   // And their parameters from the partition's shard to the device; SentParameters waits for all.
   virtual absl::Status SendParameters(std::span<const uint32_t> chunks) = 0;
   virtual absl::Status SentParameters() = 0;
+
+  // Mirrors in host memory, of jobs that have them (storage/device_mirror.h). StartMirror enqueues
+  // the copies of all states and parameters as they are, then PollMirror until it says true, or
+  // FinishMirror, which waits; in between no state may change. The doorbell rings when they are
+  // there. `numbers`: the job's, may be empty.
+  virtual absl::Status StartMirror(const MirrorPoint& point, std::string numbers) = 0;
+  virtual absl::StatusOr<bool> PollMirror() = 0;
+  virtual absl::Status FinishMirror() = 0;
+  virtual std::optional<MirrorPoint> LastMirror() const = 0;
+  // Everything is again as the attempt committed it; returns the numbers that were given. NotFound
+  // without such a mirror. May be done again. Mirrors of later attempts are gone afterwards.
+  virtual absl::StatusOr<std::string> LoadMirror(uint64_t attempt) = 0;
+  // The memory is new and the job is not: nothing in it may be used before LoadMirror.
+  virtual bool IsBlank() const = 0;
 
   // Aborted once the device is lost.
   virtual absl::Status health() const = 0;

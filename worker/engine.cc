@@ -197,9 +197,11 @@ bool Engine::AdvanceOnce() {
     }
     return false;
   }
+  if (device_ != nullptr && device_->IsBlank()) return false;
   // Another worker may be about to say why: then it rings.
   if (device_ != nullptr && !CheckDataPlane()) return !context_.poison().ok();
   bool progress = FollowAttempt();
+  IsMirrored();
   progress |= MergeDirty();
   progress |= CopyPuts();
   progress |= AnnounceReady();
@@ -283,7 +285,7 @@ void Engine::SetInitialized(uint32_t unit) {
 
 bool Engine::AtBoundary() const {
   const Board& board = context_.board();
-  return board.header().decision.attempt.load() != board.attempt();
+  return board.header().decision.attempt.load() != board.attempt() && !mirroring_;
 }
 
 }  // namespace zeroshard

@@ -81,12 +81,18 @@ class Engine {
   // Whether MoveStates has anything to do, now or soon.
   bool IsMoving() const { return mover_.has_value() && mover_->pending(); }
 
+  // A device was lost: this worker's states are again as its mirror of the attempt has them, and
+  // the leader sets the job's numbers; the generation is dead of it. May be done again. Errors are
+  // the device's, or say that there is no such mirror.
+  absl::Status GoBack(const internal::v1::GoBack& command);
+
   // Does all that can be done now.
   void Advance();
   // Checks deadlines; call a few times a second.
   void Tick();
 
-  // Whether no step is being decided or applied: states are those of the last commit.
+  // Whether no step is being decided or applied: states are those of the last commit, and no mirror
+  // of them is under way.
   bool AtBoundary() const;
 
   // The job's numbers, update counts and user_states as of the last commit.
@@ -134,6 +140,15 @@ class Engine {
   // Whether this worker's rank has summed all gradients of the step.
   bool HasSums();
   absl::StatusOr<ExactSum> SquaresOnDevice(Tag last);
+  // Mirrors of what the device holds (engine_mirror.cc). Whether this worker's is as the job wants
+  // it, so that states may change; starts one that is due.
+  bool IsMirrored();
+  bool IsMirrorDue() const;
+  void FailMirror(const absl::Status& status);
+  // What the device held is lost: the server says where the job goes back to.
+  bool GoesBack() const {
+    return context_.memory().mirror_plan() != nullptr && IsMemoryLost(health());
+  }
   // The generation dies of it: the step in flight, unless it is decided, is lost.
   void Abort(const std::string& why);
   // Whether the rank has sent anything for the step in flight.
@@ -214,6 +229,8 @@ class Engine {
   uint64_t attempt_ = 0;                 // as of the last FollowAttempt
   uint64_t awaited_sums_ = 0;            // attempt that the device was asked to ring for
   std::optional<absl::Duration> sums_awaited_since_;
+  bool mirroring_ = false;   // a mirror is under way
+  uint64_t unmirrored_ = 0;  // attempt whose mirror failed
   // Leader: since when it waits for arrivals, and when each rank was last heard of.
   std::optional<absl::Duration> waiting_since_;
   std::vector<uint64_t> activity_;

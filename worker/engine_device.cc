@@ -61,6 +61,7 @@ absl::StatusOr<ExactSum> Engine::SquaresOnDevice(Tag last) {
 }
 
 void Engine::Abort(const std::string& why) {
+  if (GoesBack()) return;
   context_.Poison(absl::AbortedError(
       absl::StrCat("step ", context_.board().numbers().step + 1, " aborted: ", why)));
 }

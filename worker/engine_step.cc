@@ -77,6 +77,7 @@ bool Engine::AnnounceReady() {
       return false;
   }
   if (device_ != nullptr && !HasSums()) return false;
+  if (!IsMirrored()) return false;
   if (IsPowerSafe() && !SealCommitted()) return false;
   ExactSum sum;
   if (device_ == nullptr) {

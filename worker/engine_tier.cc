@@ -98,6 +98,7 @@ bool Engine::MayApply() {
 }
 
 void Engine::FailStep(const absl::Status& status) {
+  if (GoesBack()) return;
   const Board& board = context_.board();
   const uint64_t generation = board.header().generation.load();
   // Who has come since the drop waits for this step.
@@ -126,6 +127,7 @@ void Engine::OnMove(const internal::v1::MoveStates& command) {
 }
 
 void Engine::MoveStates() {
+  if (device_ != nullptr && device_->IsBlank()) return;
   if (mover_.has_value() && AtBoundary()) mover_->Advance();
 }
 
@@ -136,6 +138,8 @@ void Engine::AddTierStats(internal::v1::Stats& stats) const {
     stats.set_gpu_state_bytes(tiers_->HeldBytes(*device_));
     stats.set_gpu_free_bytes(counters.free_bytes);
     stats.set_gpu_busy_us(absl::ToInt64Microseconds(counters.busy));
+    stats.set_gpu_mirror_us(absl::ToInt64Microseconds(counters.mirror));
+    stats.set_gpu_mirror_step(device_->LastMirror().value_or(MirrorPoint{}).step);
   }
   if (tier_ == nullptr) return;
   const TierCounters counters = tier_->counters();

@@ -55,6 +55,10 @@ absl::StatusOr<std::unique_ptr<JobMemory>> JobMemory::Create(internal::v1::Worke
     ZS_ASSIGN_OR_RETURN(memory->device_plan_,
                         DevicePlan::Create(*memory->layout_, *memory->plan_, memory->config()));
   }
+  if (MirrorPlan::Exists(memory->config())) {
+    memory->mirror_plan_ = MirrorPlan::Create(*memory->layout_, *memory->plan_,
+                                              *memory->device_plan_, memory->config());
+  }
   for (uint32_t worker = 0; worker < memory->workers(); ++worker) {
     memory->one_island_ &= memory->in_island(worker);
   }
@@ -112,6 +116,8 @@ absl::Status JobMemory::MapRegion(const WorkerRegion& region, UniqueFd fd) {
       return map(Access::kReadWrite, device_table_);
     case WorkerRegion::KIND_DEVICE_COUNTERS:
       return map(Access::kReadWrite, device_counters_);
+    case WorkerRegion::KIND_DEVICE_MIRROR:
+      return map(Access::kReadWrite, device_mirror_);
     case WorkerRegion::KIND_DEVICE_SHARED:
       device_shared_ = std::move(fd);
       return absl::OkStatus();
@@ -162,6 +168,8 @@ absl::Status JobMemory::CheckRegions() const {
     return Missing("device table of enough bytes for worker", worker());
   if (device_plan_.has_value() && device_counters_.size() < kDeviceCounterBytes)
     return Missing("page of device counters for worker", worker());
+  if (mirror_plan_.has_value() && device_mirror_.size() < mirror_plan_->bytes())
+    return Missing("mirror of enough bytes for worker", worker());
   if (window_.size() < layout_->window_bytes())
     return Missing("parameter window of enough bytes", 0);
   const uint64_t user_bytes = UserStates::Bytes(ranks(), config().user_state_bytes());

@@ -22,6 +22,7 @@
 #include "proto/internal.pb.h"
 #include "storage/board.h"
 #include "storage/device_counters.h"
+#include "storage/device_mirror.h"
 #include "storage/device_plan.h"
 #include "storage/layout.h"
 #include "storage/nvme_plan.h"
@@ -56,6 +57,11 @@ class JobMemory {
   // The page, and the counters in it.
   std::span<std::byte> device_counter_page() const { return device_counters_.bytes(); }
   DeviceCounters& device_counters() const { return *device_counters_.As<DeviceCounters>(); }
+  // Null in a job without a mirror of its device memory.
+  const MirrorPlan* mirror_plan() const {
+    return mirror_plan_.has_value() ? &*mirror_plan_ : nullptr;
+  }
+  std::span<std::byte> device_mirror() const { return device_mirror_.bytes(); }
   // Descriptors of device memory that a predecessor made; not valid in the first worker.
   const UniqueFd& device_shared() const { return device_shared_; }
   const UniqueFd& device_states() const { return device_states_; }
@@ -129,6 +135,7 @@ class JobMemory {
   std::optional<PartitionPlan> local_plan_;
   std::optional<NvmePlan> nvme_plan_;
   std::optional<DevicePlan> device_plan_;
+  std::optional<MirrorPlan> mirror_plan_;
   std::optional<Board> board_;
   std::optional<UserStates> user_states_;
   MappedRegion partition_;
@@ -139,6 +146,7 @@ class JobMemory {
   MappedRegion slot_table_;
   MappedRegion device_table_;
   MappedRegion device_counters_;
+  MappedRegion device_mirror_;
   MappedRegion io_memory_;
   uint32_t io_holder_ = 0;
   std::optional<CoreShare> cores_;

@@ -217,10 +217,14 @@ absl::StatusOr<std::string> TakeUp(Engine& engine, const JobMemory& memory,
 // which may be well in the next one.
 void SendFatal(ControlLink& link, const absl::Status& status) {
   LogError(absl::StrCat("worker ends error=\"", status.message(), "\""));
-  internal::v1::FromWorker fatal;
-  fatal.mutable_fatal()->set_code(static_cast<uint32_t>(status.raw_code()));
-  fatal.mutable_fatal()->set_message(std::string(status.message()));
-  link.Send(fatal).IgnoreError();
+  internal::v1::FromWorker last;
+  if (IsMemoryLost(status)) {
+    last.mutable_device_lost()->set_message(std::string(status.message()));
+  } else {
+    last.mutable_fatal()->set_code(static_cast<uint32_t>(status.raw_code()));
+    last.mutable_fatal()->set_message(std::string(status.message()));
+  }
+  link.Send(last).IgnoreError();
 }
 
 // A device that is lost cannot be left in order: whoever waits for one that hangs waits for ever.

@@ -131,12 +131,23 @@ absl::StatusOr<bool> WorkerLoop::OnCommand(ControlLink::Command command) {
     case ToWorker::kStoreReply:
       if (store_ != nullptr) store_->OnReply(message.store_reply());
       return true;
+    case ToWorker::kGoBack:
+      ZS_RETURN_IF_ERROR(GoBack(message.go_back()));
+      return true;
     case ToWorker::kStop:
       SendStats();
       return false;
     default:
       return absl::DataLossError(absl::StrCat("unexpected command ", message.kind_case()));
   }
+}
+
+absl::Status WorkerLoop::GoBack(const internal::v1::GoBack& command) {
+  ZS_RETURN_IF_ERROR(engine_->GoBack(command));
+  internal::v1::FromWorker reply;
+  reply.mutable_went_back()->set_request(command.request());
+  ToServer(reply);
+  return absl::OkStatus();
 }
 
 bool WorkerLoop::RunShardCommands() {

@@ -50,6 +50,7 @@ class WorkerLoop final : public EngineOutput, public MeshObserver {
   void OnEvents();
   // Returns whether to go on.
   absl::StatusOr<bool> OnCommand(ControlLink::Command command);
+  absl::Status GoBack(const internal::v1::GoBack& command);
   // Answers the commands about files when no step is being applied, or with an error when that
   // takes too long. Returns whether it answered any.
   bool RunShardCommands();

@@ -120,6 +120,10 @@ std::optional<CUresult> CudaErrorOf(const absl::Status& status);
 // process fails likewise; other processes may go on, or see the same.
 bool IsDeviceLost(const absl::Status& status);
 
+// Whether such a status says that the device's memory failed: what it held is not to be used by any
+// process.
+bool IsMemoryFailure(const absl::Status& status);
+
 }  // namespace zeroshard
 
 #endif  // ZEROSHARD_DEVICE_CUDA_DRIVER_H_

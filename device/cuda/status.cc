@@ -139,4 +139,10 @@ absl::StatusOr<const CudaDriver*> InitializeCuda() {
   return driver;
 }
 
+bool IsMemoryFailure(const absl::Status& status) {
+  const std::optional<CUresult> result = CudaErrorOf(status);
+  return result == CUDA_ERROR_ECC_UNCORRECTABLE || result == CUDA_ERROR_CONTAINED ||
+         result == CUDA_ERROR_HARDWARE_STACK_ERROR;
+}
+
 }  // namespace zeroshard

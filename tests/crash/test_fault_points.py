@@ -25,7 +25,11 @@ NAMED = {
 }
 
 # The tests that take all points of their own program that begin so.
-PREFIXES = {"worker.tier.": "tests/worker/nvme_job_kill_test.cc"}
+PREFIXES = {
+    "worker.tier.": "tests/worker/nvme_job_kill_test.cc",
+    "worker.device.": "tests/worker/device_job_kill_test.cc",
+    "worker.device.mirror.": "tests/worker/device_job_mirror_kill_test.cc",
+}
 
 
 def listed_elsewhere(points):

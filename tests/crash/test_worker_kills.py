@@ -26,7 +26,7 @@ def accumulates(name):
 def jobs_of(point):
     """The jobs whose workers come to the point when nobody else dies."""
     if point.startswith(("worker.hello.micro", "worker.hello.contr", "worker.drop.", "worker.bridge.before_drop",
-                         "worker.resume.")):
+                         "worker.resume.", "worker.device.")):
         return []
     if point.startswith(("worker.window.", "worker.gather.")):
         return ["bounded"] if SHORT or point.startswith("worker.window.") else ["stage3", "bounded", "gloo3"]

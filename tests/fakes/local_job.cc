@@ -177,6 +177,10 @@ void LocalJob::CreateRegions() {
       const DevicePlan device = Must(DevicePlan::Create(*layout_, plan, config));
       AddRegion(WorkerRegion::KIND_DEVICE_TABLE, w, device.table_bytes(), w);
       AddRegion(WorkerRegion::KIND_DEVICE_COUNTERS, w, kDeviceCounterBytes, w);
+      if (MirrorPlan::Exists(config)) {
+        AddRegion(WorkerRegion::KIND_DEVICE_MIRROR, w,
+                  MirrorPlan::Create(*layout_, plan, device, config).bytes(), w);
+      }
     }
     doorbells_.emplace_back(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   }
@@ -426,6 +430,12 @@ void LocalJob::Run() {
     for (const UniqueFd& doorbell : doorbells_) {
       eventfd_t count = 0;
       rang |= eventfd_read(doorbell.get(), &count) == 0;
+    }
+    for (const Worker& worker : workers_) {
+      if (rang || worker.device == nullptr) continue;
+      const auto before = worker.device->LastMirror();
+      Must(worker.device->FinishMirror());
+      rang |= worker.device->LastMirror() != before;
     }
     if (!rang) return;
   }

@@ -123,6 +123,11 @@ class LocalJob {
   // The same in two parts. An error is the device's; then there is no worker `w`.
   void StopWorker(uint32_t w);
   absl::Status TryStartWorker(uint32_t w);
+  // The same, and with it what its device held.
+  void LoseDevice(uint32_t w) {
+    made_[w].clear();
+    RestartWorker(w);
+  }
   // Runs what is under way in a child process, all workers of which die of `faults` (see
   // base/fault_point.h; empty: of a kill after `delay`), or come to rest. Their successors are
   // here, what was under way is not done yet. Returns whether they died.

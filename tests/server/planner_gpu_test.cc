@@ -129,6 +129,27 @@ TEST(PlannerGpu, AnOffloadedOptimizerRestsOnTheHost) {
   EXPECT_LT(plan.gpus[0].states, gpu.gpus[0].states);
 }
 
+TEST(PlannerGpu, MirrorsAreHostMemoryAndProtectWhatTheGpuHolds) {
+  const JobPlan without = Plan(R"("stage": 3)");
+  const JobPlan plan = Plan(R"("stage": 3)", R"("zeroshard": {"gpu_mirror_steps": 10}, )");
+  EXPECT_EQ(plan.config.gpu_mirror_steps(), 10u);
+  auto lines = Lines(plan);
+  const uint64_t mirror = lines["worker 0 mirror host"];
+  EXPECT_GE(mirror, 2 * kHalf * (3 * 4 + 2)) << "master, two states, parameters; twice";
+  EXPECT_EQ(plan.memory_bytes() - without.memory_bytes(), 2 * mirror) << "of two workers";
+  EXPECT_EQ(Lines(without).count("worker 0 mirror host"), 0u);
+  ASSERT_FALSE(plan.warnings.empty());
+  EXPECT_THAT(plan.warnings.back(),
+              HasSubstr("goes back to its last mirror in host memory, taken every 10 steps"));
+}
+
+TEST(PlannerGpu, MirrorsOfStatesOnNvmeAreRefused) {
+  const auto input = Input(R"("stage": 3, "offload_optimizer": {"device": "nvme"})",
+                           R"("zeroshard": {"gpu_mirror_steps": 1}, )");
+  EXPECT_THAT(std::string(input.status().message()),
+              AllOf(HasSubstr("zeroshard.gpu_mirror_steps"), HasSubstr("on nvme")));
+}
+
 TEST(PlannerGpu, APartOfTheStatesIsOffloaded) {
   auto lines = Lines(Plan(R"("stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5})"));
   EXPECT_EQ(lines["worker 0 exp_avg host"], kHalf * 4 / 2);

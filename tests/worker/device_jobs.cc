@@ -119,6 +119,7 @@ void DeviceJob::UseDevices(LocalJobOptions& options, Where where) {
   config.set_optimizer_ratio(case_.ratio);
   config.set_parameter_tier(model::v1::TIER_GPU);
   config.set_window(model::v1::WINDOW_COPY);
+  config.set_gpu_mirror_steps(case_.mirror_steps);
   options.data_plane = &plane_;
   options.open_device = [this](JobMemory& memory) { return CudaShard::Open(memory, device_); };
 }

@@ -27,6 +27,7 @@ struct DeviceCase {
   uint32_t lanes = 1;
   bool ranks_first = false;
   bool power = false;  // durability, of states on the NVMe tier
+  uint32_t mirror_steps = 0;
 };
 std::string Describe(const DeviceCase& c);
 void PrintTo(const DeviceCase& c, std::ostream* out);

@@ -6,7 +6,9 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "base/log.h"
 #include "base/shared_memory.h"
 #include "base/status.h"
@@ -30,6 +32,12 @@ std::vector<ImagePages> PagesOf(const DevicePlan& plan) {
   return pages;
 }
 
+// Says of an error that the device's memory failed, so that it is known also where CUDA is not.
+absl::Status Marked(absl::Status status) {
+  if (IsMemoryFailure(status)) status.SetPayload(kMemoryLostPayload, absl::Cord());
+  return status;
+}
+
 }  // namespace
 
 CudaShard::CudaShard(JobMemory& memory, const CudaShardOptions& options)
@@ -38,13 +46,19 @@ CudaShard::CudaShard(JobMemory& memory, const CudaShardOptions& options)
 absl::StatusOr<std::unique_ptr<CudaShard>> CudaShard::Open(JobMemory& memory,
                                                            const CudaShardOptions& options) {
   std::unique_ptr<CudaShard> shard(new CudaShard(memory, options));
-  ZS_RETURN_IF_ERROR(shard->OpenDevice());
-  ZS_RETURN_IF_ERROR(shard->OpenStreams());
-  ZS_RETURN_IF_ERROR(shard->OpenMemory());
-  ZS_RETURN_IF_ERROR(shard->OpenTable());
-  ZS_RETURN_IF_ERROR(shard->UploadParameterTables());
-  shard->RegisterPartition();
+  ZS_RETURN_IF_ERROR(Marked(shard->OpenAll()));
   return shard;
+}
+
+absl::Status CudaShard::OpenAll() {
+  ZS_RETURN_IF_ERROR(OpenDevice());
+  ZS_RETURN_IF_ERROR(OpenStreams());
+  ZS_RETURN_IF_ERROR(OpenMemory());
+  ZS_RETURN_IF_ERROR(OpenTable());
+  ZS_RETURN_IF_ERROR(UploadParameterTables());
+  ZS_RETURN_IF_ERROR(OpenMirror());
+  RegisterPartition();
+  return absl::OkStatus();
 }
 
 CudaShard::~CudaShard() {
@@ -94,10 +108,31 @@ absl::Status CudaShard::OpenStreams() {
   return absl::OkStatus();
 }
 
+// What a lost device held is only free when the rank, too, has let go of it.
+absl::StatusOr<DeviceMemory> CudaShard::CreateRegion(uint64_t bytes) {
+  absl::StatusOr<DeviceMemory> memory = DeviceMemory::Create(*device_, bytes);
+  const bool goes_back = memory_.start().recover() && memory_.mirror_plan() != nullptr;
+  for (absl::Duration waited;
+       goes_back && waited < options_.timeout && absl::IsResourceExhausted(memory.status());
+       waited += kTurn) {
+    absl::SleepFor(kTurn);
+    memory_.beats().fetch_add(1, std::memory_order_relaxed);
+    memory = DeviceMemory::Create(*device_, bytes);
+  }
+  return memory;
+}
+
 absl::StatusOr<DeviceMemory> CudaShard::OpenRegion(WorkerRegion::Kind kind, const UniqueFd& fd,
                                                    uint64_t bytes) {
-  if (fd.valid()) return DeviceMemory::Import(*device_, fd.get(), bytes, Access::kReadWrite);
-  ZS_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::Create(*device_, bytes));
+  if (fd.valid()) {
+    auto imported = DeviceMemory::Import(*device_, fd.get(), bytes, Access::kReadWrite);
+    if (imported.ok() || absl::IsFailedPrecondition(imported.status())) return imported;
+    absl::Status gone = absl::AbortedError(absl::StrCat(
+        "device lost: memory that was there is not any more: ", imported.status().message()));
+    gone.SetPayload(kMemoryLostPayload, absl::Cord());
+    return gone;
+  }
+  ZS_ASSIGN_OR_RETURN(DeviceMemory memory, CreateRegion(bytes));
   ZS_RETURN_IF_ERROR(update_stream_->Fill(memory.address(), 0, memory.bytes()));
   ZS_ASSIGN_OR_RETURN(UniqueFd exported, memory.Export());
   made_.push_back({kind, memory.bytes(), std::move(exported)});
@@ -115,6 +150,7 @@ absl::Status CudaShard::OpenMemory() {
       OpenRegion(WorkerRegion::KIND_DEVICE_STATES, memory_.device_states(), plan().states_bytes());
   ZS_RETURN_IF_ERROR(Annotate(states.status(), what));
   states_ = *std::move(states);
+  blank_ = memory_.start().recover() && !made_.empty();
   ZS_ASSIGN_OR_RETURN(counters_, RegisteredHost::Register(*device_, memory_.device_counter_page()));
   UniqueFd doorbell(dup(memory_.doorbell(memory_.worker())));
   if (!doorbell.valid()) return ErrnoError(errno, "dup", "doorbell");
@@ -213,7 +249,7 @@ uint64_t CudaShard::ParameterOffset(uint32_t unit, uint64_t element) const {
 }
 
 absl::Status CudaShard::Note(absl::Status status) {
-  if (health_.ok() && IsDeviceLost(status)) health_ = status;
+  if (health_.ok() && IsDeviceLost(status)) health_ = Marked(status);
   return status;
 }
 
@@ -260,7 +296,7 @@ void CudaShard::StartCounters() {
 }
 
 DeviceCountersOfWorker CudaShard::counters() const {
-  DeviceCountersOfWorker counters{.busy = busy_};
+  DeviceCountersOfWorker counters{.busy = busy_, .mirror = mirror_time_};
   if (const absl::StatusOr<DeviceMemoryInfo> memory = device_->Memory(); memory.ok()) {
     counters.free_bytes = memory->free;
   }

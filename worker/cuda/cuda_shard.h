@@ -80,14 +80,23 @@ class CudaShard final : public DeviceShard {
   absl::Status SendParameters(std::span<const uint32_t> chunks) override;
   absl::Status SentParameters() override;
 
+  absl::Status StartMirror(const MirrorPoint& point, std::string numbers) override;
+  absl::StatusOr<bool> PollMirror() override;
+  absl::Status FinishMirror() override;
+  std::optional<MirrorPoint> LastMirror() const override;
+  absl::StatusOr<std::string> LoadMirror(uint64_t attempt) override;
+  bool IsBlank() const override { return blank_; }
+
   absl::Status health() const override { return health_; }
   DeviceCountersOfWorker counters() const override;
 
  private:
   CudaShard(JobMemory& memory, const CudaShardOptions& options);
+  absl::Status OpenAll();
   absl::Status OpenDevice();
   absl::Status OpenStreams();
   absl::Status OpenMemory();
+  absl::StatusOr<DeviceMemory> CreateRegion(uint64_t bytes);
   absl::StatusOr<DeviceMemory> OpenRegion(internal::v1::WorkerRegion::Kind kind, const UniqueFd& fd,
                                           uint64_t bytes);
   absl::Status OpenTable();
@@ -103,6 +112,12 @@ class CudaShard final : public DeviceShard {
   DeviceAddress GradientAddress(uint32_t unit, uint64_t element) const;
   DeviceAddress ParameterAddress(uint32_t unit, uint64_t element) const;
   uint64_t ParameterOffset(uint32_t unit, uint64_t element) const;  // in the partition
+
+  // Mirrors (cuda_shard_mirror.cc).
+  absl::Status OpenMirror();
+  absl::Status EnqueueMirror(std::byte* half);
+  absl::Status LoadImages(std::byte* half);
+  absl::Status CompleteMirror();
 
   // Remembers that the device is lost.
   absl::Status Note(absl::Status status);
@@ -172,6 +187,20 @@ class CudaShard final : public DeviceShard {
   std::vector<CudaEvent> free_events_;
   std::deque<CudaEvent> fetches_;
   std::optional<CudaEvent> sent_;
+
+  // Of a job that has mirrors.
+  std::optional<DeviceMirror> mirror_;
+  std::vector<RegisteredHost> registered_mirror_;  // parts of it, in order
+  std::optional<CudaEvent> mirrored_;
+  struct Mirroring {
+    uint32_t half = 0;
+    MirrorPoint point;
+    std::string numbers;
+    absl::Time since;
+  };
+  std::optional<Mirroring> mirroring_;  // under way
+  absl::Duration mirror_time_;
+  bool blank_ = false;
 
   absl::Status health_;
   absl::Duration busy_;

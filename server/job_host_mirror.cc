@@ -1,0 +1,70 @@
+// The part of JobHost that concerns lost GPUs and mirrors of what they held.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "server/job_host.h"
+
+namespace zeroshard {
+
+// What the last restore left behind is no place to go back to: until the first step after it all
+// that counts are mirrors of what was restored.
+std::optional<MirrorPoint> JobHost::CommonMirror() const {
+  if (!regions_) return std::nullopt;
+  const std::optional<MirrorPoint> newest = NewestCommon(regions_->Mirrors());
+  if (!newest.has_value()) return std::nullopt;
+  const Board& board = regions_->board();
+  const bool restored = board.header().decision.attempt.load() < board.committed_attempt();
+  if (restored && newest->attempt < board.committed_attempt()) return std::nullopt;
+  return newest;
+}
+
+void JobHost::OnDeviceLost(uint32_t w, uint32_t incarnation,
+                           const internal::v1::DeviceLost& message) {
+  LogError(absl::StrCat("job ", state_.name, ": worker ", Global(w), ": ", message.message()));
+  if (!data_plane() || !regions_) return;
+  workers_[w].fatal = absl::AbortedError(message.message());
+  // Its successor makes new memory.
+  regions_->ForgetDevice(Global(w));
+  DeviceLost lost;
+  lost.worker = w;
+  lost.incarnation = incarnation;
+  lost.why = message.message();
+  lost.mirror = CommonMirror();
+  const std::string remove = absl::StrCat("`zeroshard remove ", state_.name, "`, start it anew");
+  lost.advice = last_checkpoint_.empty()
+                    ? absl::StrCat(remove, "; it has saved no checkpoint since it began")
+                    : absl::StrCat(remove, " and restore its last checkpoint, ", last_checkpoint_);
+  if (plan_->config.gpu_mirror_steps() == 0) {
+    absl::StrAppend(&lost.advice, " (zeroshard.gpu_mirror_steps keeps mirrors)");
+  }
+  Feed(std::move(lost));
+}
+
+void JobHost::Do(const GoBack& action) {
+  go_back_ = next_request_++;
+  internal::v1::ToWorker message;
+  internal::v1::GoBack& command = *message.mutable_go_back();
+  command.set_request(go_back_);
+  command.set_attempt(action.mirror.attempt);
+  command.mutable_poison()->set_generation(state_.generation);
+  command.mutable_poison()->set_code(static_cast<uint32_t>(absl::StatusCode::kAborted));
+  command.mutable_poison()->set_message(
+      absl::StrCat("device lost: the job goes back to step ", action.mirror.step));
+  for (Worker& worker : workers_) ++worker.file_commands;  // it takes its time
+  SendToWorkers(message);
+}
+
+void JobHost::OnWentBack(uint32_t w, const internal::v1::WentBack& message) {
+  if (workers_[w].file_commands > 0) --workers_[w].file_commands;
+  workers_[w].went_back = message.request();
+  const bool all = std::all_of(workers_.begin(), workers_.end(),
+                               [&](const Worker& worker) { return worker.went_back == go_back_; });
+  if (all) Feed(WentBack{});
+}
+
+void JobHost::NoteCheckpoint(const std::string& name, uint64_t step) {
+  last_checkpoint_ = absl::StrCat("'", name, "' (step ", step, ")");
+}
+
+}  // namespace zeroshard

@@ -1,0 +1,44 @@
+// A GPU is lost with what it held: the job goes back to its last mirror.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "server/job_decider.h"
+
+namespace zeroshard {
+
+void Decider::On(const DeviceLost& in) {
+  const WorkerState& worker = next_.workers[in.worker];
+  if (worker.incarnation != in.incarnation || next_.phase == JobPhase::kFailed) return;
+  const std::string lost = absl::StrCat("device lost on ", WorkerName(in.worker));
+  // What was never ready held nothing; its successor tries the device again.
+  if (!worker.was_ready || next_.going_back.has_value()) {
+    return Say(absl::StrCat(lost, ": ", in.why));
+  }
+  if (!in.mirror.has_value()) {
+    return Fail(absl::DataLossError(
+        absl::StrCat(lost, " of ", Job(), ": ", in.why,
+                     ": what it held is lost, and there is no mirror of it; ", in.advice)));
+  }
+  next_.going_back = in.mirror;
+  const std::string sentence =
+      absl::StrCat(lost, ": the job goes back to step ", in.mirror->step, ", its last mirror");
+  if (!Ranks(RankPhase::kAttached).empty()) Poison(absl::AbortedError(sentence));
+  Say(absl::StrCat(sentence, ": ", in.why));
+  Emit("going-back", sentence);
+}
+
+void Decider::On(const WentBack&) {
+  if (!next_.going_back.has_value() || !WorkersReady()) return;
+  const std::string back = absl::StrCat("went back to step ", next_.going_back->step);
+  Say(back);
+  Emit("went-back", back);
+  next_.going_back.reset();
+  if (!Ranks(RankPhase::kAttached).empty()) return;  // their generation is dropped when they left
+  DropGeneration();
+  const bool wanted = next_.phase == JobPhase::kStarting || next_.phase == JobPhase::kReady;
+  if (!wanted || Ranks(RankPhase::kWaiting).empty()) return;
+  AttachWaiting();
+  if (reason_ != back) Say(absl::StrCat(back, "; ", reason_));
+}
+
+}  // namespace zeroshard

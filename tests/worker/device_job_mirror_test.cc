@@ -1,0 +1,168 @@
+// Jobs with mirrors of their GPUs' memory: a lost device takes the job back to its last mirror,
+// from where it ends with the bits of an undisturbed run.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "tests/worker/device_jobs.h"
+
+namespace zeroshard {
+namespace {
+
+using model::v1::TIER_HOST;
+using Where = DeviceJob::Where;
+
+constexpr uint32_t kSteps = 6;
+
+MirrorPoint LastMirror(DeviceJob& job, uint32_t worker) {
+  return job.device(worker).LastMirror().value_or(MirrorPoint{});
+}
+
+// What the server says when all workers are there.
+void GoBack(DeviceJob& job, uint64_t attempt, uint32_t workers) {
+  internal::v1::GoBack command;
+  command.set_attempt(attempt);
+  command.mutable_poison()->set_generation(job.job().memory(0).board().header().generation.load());
+  command.mutable_poison()->set_code(static_cast<uint32_t>(absl::StatusCode::kAborted));
+  command.mutable_poison()->set_message("the job goes back");
+  for (uint32_t w = 0; w < workers; ++w) {
+    ASSERT_TRUE(job.job().engine(w).GoBack(command).ok()) << job.job().engine(w).GoBack(command);
+  }
+}
+
+// Steps [from, to), each with a user_state of its own.
+void TrainNamed(DeviceJob& job, uint32_t from, uint32_t to, uint32_t ranks) {
+  for (uint32_t step = from; step < to; ++step) {
+    job.Scatter(step);
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+      job.job().Step(rank, 1, 0.01, absl::StrCat("rank ", rank, " after ", step + 1));
+    }
+    job.job().Run();
+    ASSERT_EQ(job.job().result(0).step, step + 1) << job.LastFailure();
+  }
+}
+
+TEST(DeviceJobMirrorTest, IsTakenAtFirstAndAfterEveryKthStep) {
+  DeviceJob job({.stage = 3, .mirror_steps = 3}, Where::kDevice);
+  EXPECT_EQ(LastMirror(job, 0).step, 0u) << "nothing is trained yet";
+  for (const auto& [steps, mirrored] :
+       {std::pair{1u, 1u}, {2u, 1u}, {3u, 3u}, {5u, 3u}, {6u, 6u}}) {
+    job.Train(static_cast<uint32_t>(job.job().memory(0).board().numbers().step), steps);
+    job.job().Run();
+    for (uint32_t w = 0; w < 2; ++w) EXPECT_EQ(LastMirror(job, w).step, mirrored) << steps;
+  }
+  EXPECT_EQ(job.job().engine(0).Stats().gpu_mirror_step(), 6u);
+  EXPECT_GT(job.job().engine(0).Stats().gpu_mirror_us(), 0u);
+  EXPECT_TRUE(job.State() == TrainedOnHost({.stage = 3}, kSteps));
+}
+
+TEST(DeviceJobMirrorTest, WithoutThemNothingIsMirrored) {
+  DeviceJob job({}, Where::kDevice);
+  job.Train(0, 2);
+  EXPECT_FALSE(job.device(0).LastMirror().has_value());
+  EXPECT_EQ(job.device(0).LoadMirror(2).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+void ExpectTheBitsAfterALoss(const DeviceCase& c, const std::vector<uint32_t>& lost) {
+  const std::string expected = TrainedOnHost(c, kSteps);
+  DeviceJob job(c, Where::kDevice);
+  TrainNamed(job, 0, 5, c.ranks);
+  const MirrorPoint last = LastMirror(job, 0);
+  ASSERT_EQ(last.step, 4u);
+  job.Scatter(5);  // of a step that will not be
+  for (const uint32_t w : lost) job.job().LoseDevice(w);
+  EXPECT_TRUE(job.device(lost[0]).IsBlank());
+  GoBack(job, last.attempt, c.ranks);
+  EXPECT_FALSE(job.device(lost[0]).IsBlank());
+  job.NextGeneration();
+  for (uint32_t rank = 0; rank < c.ranks; ++rank) {
+    EXPECT_EQ(job.job().hello(rank).step(), 4u);
+    EXPECT_EQ(job.job().hello(rank).user_state(), absl::StrCat("rank ", rank, " after 4"));
+  }
+  TrainNamed(job, 4, kSteps, c.ranks);
+  ASSERT_TRUE(job.State() == expected) << Describe(c);
+  job.job().Run();
+  EXPECT_EQ(LastMirror(job, 0).step, kSteps - kSteps % c.mirror_steps);
+}
+
+TEST(DeviceJobMirrorTest, ALostDeviceTakesTheJobBack) {
+  ExpectTheBitsAfterALoss({.stage = 3, .mirror_steps = 2}, {1});
+  ExpectTheBitsAfterALoss({.stage = 1, .ranks = 1, .mirror_steps = 4}, {0});
+  ExpectTheBitsAfterALoss({.stage = 2, .ranks = 3, .mirror_steps = 2}, {0, 2});
+}
+
+TEST(DeviceJobMirrorTest, AlsoOfOtherFormsAndOfStatesThatArePartlyOnTheHost) {
+  ExpectTheBitsAfterALoss({.form = "adam_int8_split", .stage = 3, .mirror_steps = 2}, {0});
+  ExpectTheBitsAfterALoss({.stage = 3, .tier = TIER_HOST, .ratio = 0.5, .mirror_steps = 2}, {1});
+  ExpectTheBitsAfterALoss({.stage = 2, .tier = TIER_HOST, .mirror_steps = 2}, {1});
+}
+
+// One worker has applied the decided step, the other one has lost its device before it.
+TEST(DeviceJobMirrorTest, ADecidedStepIsGivenUp) {
+  const DeviceCase c{.stage = 2, .mirror_steps = 2};
+  DeviceJob job(c, Where::kDevice);
+  job.Train(0, 5);
+  const MirrorPoint last = LastMirror(job, 0);
+  job.Scatter(5);
+  for (uint32_t rank = 0; rank < 2; ++rank) job.job().Step(rank, 1, 0.01);
+  const Board& board = job.job().memory(0).board();
+  const auto ready = [&](uint32_t w) { return board.worker(w).ready.load() == board.attempt(); };
+  for (int turn = 0; turn < 5000 && !ready(1); ++turn) {
+    job.job().RunWorker(0);
+    job.job().RunWorker(1);
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  const auto applied = [&] { return board.worker(0).applied.load() == board.attempt(); };
+  for (int turn = 0; turn < 5000 && !applied(); ++turn) {
+    job.job().RunWorker(0);
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  ASSERT_TRUE(applied());
+  ASSERT_FALSE(job.job().engine(0).AtBoundary());
+  job.job().LoseDevice(1);
+  job.job().RunWorker(1);
+  EXPECT_NE(board.worker(1).applied.load(), board.attempt()) << "with memory that holds nothing";
+  GoBack(job, last.attempt, 2);
+  job.NextGeneration();
+  EXPECT_EQ(job.job().hello(1).step(), 4u);
+  job.Train(4, kSteps);
+  EXPECT_TRUE(job.State() == TrainedOnHost(c, kSteps));
+}
+
+TEST(DeviceJobMirrorTest, MaySayItAgainAndLoseTheDeviceAgain) {
+  const DeviceCase c{.stage = 3, .mirror_steps = 2};
+  DeviceJob job(c, Where::kDevice);
+  job.Train(0, 5);
+  const MirrorPoint last = LastMirror(job, 0);
+  for (const uint32_t lost : {0u, 1u, 0u}) {
+    job.job().LoseDevice(lost);
+    GoBack(job, last.attempt, 2);
+  }
+  job.NextGeneration();
+  job.Train(4, kSteps);
+  EXPECT_TRUE(job.State() == TrainedOnHost(c, kSteps));
+}
+
+TEST(DeviceJobMirrorTest, AfterARestoreThereIsANewMirrorAtOnce) {
+  DeviceJob job({.stage = 3, .mirror_steps = 4}, Where::kDevice);
+  job.Train(0, 5);
+  const records::v1::JobState state = job.job().engine(0).JobState();
+  for (uint32_t w = 0; w < 2; ++w) {
+    ASSERT_TRUE(job.job().engine(w).FinishRestore(state, /*parameters_only=*/false).ok());
+  }
+  job.job().Run();
+  const uint64_t committed = job.job().memory(0).board().committed_attempt();
+  for (uint32_t w = 0; w < 2; ++w) EXPECT_EQ(LastMirror(job, w), (MirrorPoint{committed, 5}));
+}
+
+TEST(DeviceJobMirrorTest, AMirrorThatThereIsNotIsAnError) {
+  DeviceJob job({.mirror_steps = 2}, Where::kDevice);
+  job.Train(0, 2);
+  EXPECT_EQ(job.device(1).LoadMirror(77).status().code(), absl::StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace zeroshard
