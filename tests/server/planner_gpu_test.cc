@@ -25,10 +25,11 @@ absl::StatusOr<PlanInput> Input(const std::string& zero, const std::string& more
   PlanInput input;
   ZS_ASSIGN_OR_RETURN(
       input.config,
-      ParseDsConfig(absl::StrCat(R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true},
+      ParseDsConfig(
+          absl::StrCat(R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true},
         "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, )",
-                                 more, R"("zero_optimization": {)", zero, "}}"),
-                    {}, DeviceKind::kCuda));
+                       more, R"("zero_optimization": {"sub_group_size": 65536, )", zero, "}}"),
+          {}, DeviceKind::kCuda));
   model::v1::Parameter* parameter = input.manifest.add_parameters();
   parameter->set_name("w");
   parameter->add_shape(512);

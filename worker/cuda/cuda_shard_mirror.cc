@@ -18,7 +18,7 @@ namespace {
 // To lock memory takes its time: this worker says that it is alive between two pieces.
 constexpr uint64_t kPiece = uint64_t{1} << 30;
 // Images that are in the partition at one time on their way back.
-constexpr size_t kLoadedTogether = 64;
+constexpr size_t kLoadedTogether = 8;
 
 }  // namespace
 
