@@ -30,6 +30,7 @@
 #include "tests/bench/paired.h"
 #include "tests/fakes/local_job.h"
 #include "worker/shard.h"
+#include "worker/tier_set.h"
 
 namespace zeroshard {
 namespace {
@@ -96,7 +97,8 @@ class Fill {
       : bytes_(bytes), job_(CopiedJob(bytes)), source_(Buffer()), target_(Buffer()) {
     for (uint32_t w = 0; w < kSlices; ++w) {
       lanes_.push_back(Must(ThreadPool::Create({.threads = 1})));
-      shards_.push_back(Must(Shard::Open(job_.memory(w), *lanes_.back())));
+      tiers_.push_back(std::make_unique<TierSet>(job_.memory(w), nullptr, nullptr));
+      shards_.push_back(Must(Shard::Open(job_.memory(w), *lanes_.back(), *tiers_.back())));
       const auto [at, size] = SliceOf(w);
       std::memset(job_.memory(w).parameters_at_rest(0) + at, static_cast<int>(w) + 1, size);
     }
@@ -159,6 +161,7 @@ class Fill {
   MappedRegion source_;
   MappedRegion target_;
   std::vector<std::unique_ptr<ThreadPool>> lanes_;
+  std::vector<std::unique_ptr<TierSet>> tiers_;
   std::vector<Shard> shards_;
 };
 
