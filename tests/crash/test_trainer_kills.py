@@ -11,7 +11,8 @@ import pytest
 from crash import SHORT, TRAINER, Run, fault_points, kill
 from jobs import JOBS
 
-POINTS = fault_points(TRAINER) if TRAINER.exists() else []
+# Those of storage/ are of files, which a trainer links with the layout of its memory and never writes.
+POINTS = [point for point in fault_points(TRAINER) if not point.startswith("storage.")] if TRAINER.exists() else []
 # Reached by rank 0 alone.
 FIRST_RANKS = {"client.put.before", "client.save.before", "client.export.before"}
 # The k-th incarnation dies at the k-th of these hits; the run is over when one comes through.
