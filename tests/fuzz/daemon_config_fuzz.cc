@@ -1,5 +1,5 @@
-// sources: server/daemon_config.cc server/devices.cc base/config.cc base/yaml_node.cc base/status.cc base/log.cc
-// sources: base/unique_fd.cc base/fault_point.cc server/cluster_config.cc
+// sources: server/daemon_config.cc base/config.cc base/yaml_node.cc base/status.cc base/log.cc
+// sources: server/devices.cc base/unique_fd.cc base/fault_point.cc server/cluster_config.cc
 // sources: server/tier_config.cc server/nvme_paths.cc storage/io_backend_name.cc
 // libs: absl_status absl_statusor absl_strings absl_str_format absl_synchronization absl_time
 // libs: yaml-cpp spdlog
