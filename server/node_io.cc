@@ -2,28 +2,24 @@
 
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "server/nvme_paths.h"
 #include "storage/named_dir.h"
 
 namespace zeroshard {
 namespace {
 
 // Whether `path` lies in a directory below `above`, and nothing is mounted between the two.
-bool IsBeneath(const std::string& path, const std::string& above) {
-  namespace fs = std::filesystem;
+bool OnDeviceOf(const std::string& path, const std::string& above) {
   std::error_code error;
-  const fs::path whole = fs::weakly_canonical(path, error);
-  const fs::path top = fs::weakly_canonical(above, error);
-  if (error ||
-      std::mismatch(top.begin(), top.end(), whole.begin(), whole.end()).first != top.end()) {
-    return false;
-  }
+  const std::string whole = std::filesystem::weakly_canonical(path, error).string();
+  const std::string top = std::filesystem::weakly_canonical(above, error).string();
+  if (error || !IsBeneath(whole, top)) return false;
   struct stat a = {};
   struct stat b = {};
   return stat(whole.c_str(), &a) == 0 && stat(top.c_str(), &b) == 0 && a.st_dev == b.st_dev;
@@ -79,7 +75,7 @@ void NodeIo::SaveNowAndThen() {
 absl::StatusOr<std::string> NodeIo::AddPath(const std::string& path) const {
   for (uint32_t device = 0; device < budget_.devices(); ++device) {
     const std::string known = budget_.path(device);
-    if (known != path && IsBeneath(path, known)) return known;
+    if (known != path && OnDeviceOf(path, known)) return known;
   }
   ZS_ASSIGN_OR_RETURN(const uint32_t device, budget_.AddDevice(path, options_.limits));
   absl::MutexLock lock(&mu_);

@@ -30,12 +30,6 @@ absl::Status CheckWeight(uint64_t weight) {
       Concat("expected a weight from 1 to ", kMaxPathWeight, ", found ", weight));
 }
 
-// Whether `path` is `root` or lies beneath it; both are normalised.
-bool IsBeneath(std::string_view path, std::string_view root) {
-  if (root == "/") return true;
-  return path.starts_with(root) && (path.size() == root.size() || path[root.size()] == '/');
-}
-
 // The path of the list that `path` is or lies beneath, the longest of several; null for none.
 const NvmePathConfig* RootOf(std::string_view path, std::span<const NvmePathConfig> daemon) {
   const NvmePathConfig* root = nullptr;
@@ -55,6 +49,11 @@ std::string ListOf(std::span<const NvmePathConfig> paths) {
 }
 
 }  // namespace
+
+bool IsBeneath(std::string_view path, std::string_view root) {
+  if (root == "/") return true;
+  return path.starts_with(root) && (path.size() == root.size() || path[root.size()] == '/');
+}
 
 absl::StatusOr<std::string> NormaliseNvmePath(std::string_view text) {
   const auto refuse = [&](std::string_view expected) {

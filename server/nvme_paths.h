@@ -29,6 +29,9 @@ struct NvmePathConfig {
 // ".." part or a control character.
 absl::StatusOr<std::string> NormaliseNvmePath(std::string_view text);
 
+// Whether `path` is `root` or lies beneath it, by their text; both are normalised.
+bool IsBeneath(std::string_view path, std::string_view root);
+
 // "PATH" or "PATH=WEIGHT".
 absl::StatusOr<NvmePathConfig> ParseNvmePath(std::string_view text);
 
