@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "server/job.h"
+#include "tests/server/job_story.h"
 
 namespace zeroshard {
 namespace {
@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 // Two ranks of processes 100 and 101, a worker each.
-class DataPlaneStory {
+class DataPlaneStory : public JobStory {
  public:
   DataPlaneStory() {
     spec_.world_size = 2;
@@ -38,7 +38,6 @@ class DataPlaneStory {
     return in.attach_id;
   }
   void Die(uint32_t rank) { Feed(RankGone{rank, state_.ranks[rank].attach_id, /*step=*/8}); }
-  void Ready(uint32_t worker) { Feed(WorkerReady{worker, state_.workers[worker].incarnation}); }
   void Start() {
     Attach(0, 100);
     Attach(1, 101);
@@ -46,37 +45,6 @@ class DataPlaneStory {
     Ready(1);
     ASSERT_EQ(state_.phase, JobPhase::kReady);
   }
-  void Feed(const JobInput& input) {
-    JobDecision decision = Decide(state_, input, now_);
-    state_ = std::move(decision.next);
-    actions_ = std::move(decision.actions);
-    reason_ = decision.reason;
-  }
-  void TickAtDeadline() {
-    now_ = NextDeadline(state_);
-    ASSERT_LT(now_, absl::InfiniteDuration());
-    Feed(Tick{});
-  }
-  template <typename Action>
-  std::vector<Action> All() const {
-    std::vector<Action> found;
-    for (const JobAction& action : actions_) {
-      if (const Action* one = std::get_if<Action>(&action)) found.push_back(*one);
-    }
-    return found;
-  }
-  // The message of the one error of the one call that this decision failed.
-  std::string Refused() const {
-    const auto failed = All<FailAttach>();
-    return failed.size() == 1 ? std::string(failed[0].status.message()) : "not one";
-  }
-
-  JobSpec spec_;
-  JobState state_;
-  Instant now_ = absl::Seconds(1000);
-  uint64_t next_attach_ = 1;
-  std::vector<JobAction> actions_;
-  std::string reason_;
 };
 
 TEST(JobDataPlane, TheDeathOfARankAbortsTheStepOfTheOthersAtOnce) {

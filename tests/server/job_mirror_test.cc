@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "server/job.h"
+#include "tests/server/job_story.h"
 
 namespace zeroshard {
 namespace {
@@ -18,7 +18,7 @@ using ::testing::IsEmpty;
 constexpr MirrorPoint kMirror = {.attempt = 41, .step = 40};
 
 // Two ranks of processes 100 and 101, a worker each; generation 1 is trained by both.
-class MirrorStory {
+class MirrorStory : public JobStory {
  public:
   MirrorStory() {
     spec_.world_size = 2;
@@ -40,7 +40,6 @@ class MirrorStory {
     in.deadline = now_ + absl::Seconds(30);
     Feed(in);
   }
-  void Ready(uint32_t worker) { Feed(WorkerReady{worker, state_.workers[worker].incarnation}); }
   void Die(uint32_t worker) {
     Feed(WorkerDied{worker, state_.workers[worker].incarnation, "exit 1", absl::OkStatus()});
   }
@@ -50,42 +49,20 @@ class MirrorStory {
     lost_ = actions_;
     Die(worker);
   }
-  void Feed(const JobInput& input) {
-    JobDecision decision = Decide(state_, input, now_);
-    state_ = std::move(decision.next);
-    actions_ = std::move(decision.actions);
-  }
-  template <typename Action>
-  static std::vector<Action> All(const std::vector<JobAction>& actions) {
-    std::vector<Action> found;
-    for (const JobAction& action : actions) {
-      if (const Action* one = std::get_if<Action>(&action)) found.push_back(*one);
-    }
-    return found;
-  }
-  template <typename Action>
-  size_t Count() const {
-    return All<Action>(actions_).size();
-  }
 
-  JobSpec spec_;
-  JobState state_;
-  Instant now_ = absl::Seconds(1000);
-  uint64_t next_attach_ = 1;
-  std::vector<JobAction> actions_;
   std::vector<JobAction> lost_;
 };
 
 TEST(JobMirror, TheGenerationEndsWithTheStepThatTheJobGoesBackTo) {
   MirrorStory job;
   job.Lose(1, kMirror);
-  const auto poison = MirrorStory::All<PoisonGeneration>(job.lost_);
+  const auto poison = ActionsOf<PoisonGeneration>(job.lost_);
   ASSERT_EQ(poison.size(), 1u);
   EXPECT_EQ(poison[0].status.code(), absl::StatusCode::kAborted);
   EXPECT_EQ(std::string(poison[0].status.message()),
             "device lost on worker 1: the job goes back to step 40, its last mirror");
   ASSERT_EQ(job.Count<StartWorker>(), 1u);
-  EXPECT_TRUE(MirrorStory::All<StartWorker>(job.actions_)[0].recover);
+  EXPECT_TRUE(job.All<StartWorker>()[0].recover);
 }
 
 TEST(JobMirror, AllWorkersLoadTheirMirrorBeforeTheStepIsDroppedAndRanksAreLetIn) {
@@ -98,7 +75,7 @@ TEST(JobMirror, AllWorkersLoadTheirMirrorBeforeTheStepIsDroppedAndRanksAreLetIn)
   EXPECT_EQ(job.state_.phase, JobPhase::kStarting);
   job.Ready(1);
   ASSERT_EQ(job.Count<GoBack>(), 1u);
-  EXPECT_EQ(MirrorStory::All<GoBack>(job.actions_)[0].mirror, kMirror);
+  EXPECT_EQ(job.All<GoBack>()[0].mirror, kMirror);
   EXPECT_EQ(job.Count<ReplyAttached>(), 0u);
   // A worker's word of the dead generation that comes late changes nothing.
   job.Feed(GenerationPoisoned{job.state_.generation, absl::AbortedError("late")});
@@ -149,7 +126,7 @@ TEST(JobMirror, WithoutRanksTheJobGoesBackToo) {
   job.Feed(RankGone{1, job.state_.ranks[1].attach_id});
   ASSERT_EQ(job.state_.phase, JobPhase::kIdle);
   job.Lose(1, kMirror);
-  EXPECT_THAT(MirrorStory::All<PoisonGeneration>(job.lost_), IsEmpty());
+  EXPECT_THAT(ActionsOf<PoisonGeneration>(job.lost_), IsEmpty());
   job.Ready(1);
   job.Feed(WentBack{});
   EXPECT_EQ(job.Count<DropAttempt>(), 1u);
@@ -160,7 +137,7 @@ TEST(JobMirror, WithoutAMirrorTheJobFailsAndSaysWhatToDo) {
   MirrorStory job;
   job.Lose(1, std::nullopt);
   EXPECT_EQ(job.state_.phase, JobPhase::kFailed);
-  const auto poison = MirrorStory::All<PoisonGeneration>(job.lost_);
+  const auto poison = ActionsOf<PoisonGeneration>(job.lost_);
   ASSERT_EQ(poison.size(), 1u);
   EXPECT_THAT(std::string(poison[0].status.message()),
               AllOf(HasSubstr("device lost on worker 1 of job 'gpt': ECC error"),
@@ -174,7 +151,7 @@ TEST(JobMirror, AWorkerThatWasNeverReadyHasLostNothing) {
   job.Lose(1, std::nullopt);
   EXPECT_EQ(job.state_.phase, JobPhase::kReady);
   ASSERT_EQ(job.Count<StartWorker>(), 1u);
-  EXPECT_FALSE(MirrorStory::All<StartWorker>(job.actions_)[0].recover);
+  EXPECT_FALSE(job.All<StartWorker>()[0].recover);
 }
 
 }  // namespace

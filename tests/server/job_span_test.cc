@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "server/job.h"
+#include "tests/server/job_story.h"
 
 namespace zeroshard {
 namespace {
@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 // Node 1 of two: ranks 2 and 3, worker 1.
-class SpanStory {
+class SpanStory : public JobStory {
  public:
   SpanStory() {
     spec_.world_size = 4;
@@ -38,30 +38,6 @@ class SpanStory {
     ASSERT_EQ(state_.phase, JobPhase::kReady);
   }
   void Die(uint32_t rank) { Feed(RankGone{rank, state_.ranks[rank].attach_id}); }
-  void Feed(const JobInput& input) {
-    JobDecision decision = Decide(state_, input, now_);
-    state_ = std::move(decision.next);
-    actions_ = std::move(decision.actions);
-    reason_ = decision.reason;
-  }
-  void TickAtDeadline() {
-    now_ = NextDeadline(state_);
-    ASSERT_LT(now_, absl::InfiniteDuration());
-    Feed(Tick{});
-  }
-  template <typename Action>
-  size_t Count() const {
-    size_t count = 0;
-    for (const JobAction& action : actions_) count += std::holds_alternative<Action>(action);
-    return count;
-  }
-
-  JobSpec spec_;
-  JobState state_;
-  Instant now_ = absl::Seconds(1000);
-  uint64_t next_attach_ = 1;
-  std::vector<JobAction> actions_;
-  std::string reason_;
 };
 
 TEST(JobSpan, RanksAreInOnceAllNodesAreHereAndTheWorkersAreReady) {

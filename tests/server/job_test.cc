@@ -1,5 +1,5 @@
 // The life of jobs, told as stories on a clock that is moved by hand.
-#include "server/job.h"
+#include "tests/server/job_story.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,11 +28,12 @@ JobSpec Spec(uint32_t world_size) {
 }
 
 // One job with its actions as they come; every method is one thing that happens in the world.
-class Story {
+class Story : public JobStory {
  public:
   explicit Story(uint32_t world_size, uint32_t workers = 2)
       : Story(world_size, workers, JobLimits{.rejoin_timeout = absl::Seconds(60)}) {}
-  Story(uint32_t world_size, uint32_t workers, const JobLimits& limits) : spec_(Spec(world_size)) {
+  Story(uint32_t world_size, uint32_t workers, const JobLimits& limits) {
+    spec_ = Spec(world_size);
     state_ = NewJob("gpt", spec_, workers, limits);
   }
 
@@ -45,15 +46,8 @@ class Story {
   void Cancel(uint64_t id) { Feed(AttachCancelled{id}); }
   void Die(uint32_t rank) { Feed(RankGone{rank, state_.ranks[rank].attach_id}); }
   void Detach(uint32_t rank, bool keep) { Feed(DetachRequested{rank, keep}); }
-  void Ready(uint32_t worker) { Feed(WorkerReady{worker, state_.workers[worker].incarnation}); }
   void WorkerEnds(uint32_t worker, absl::Status fatal = absl::OkStatus()) {
     Feed(WorkerDied{worker, state_.workers[worker].incarnation, "killed by signal 9", fatal});
-  }
-  void Feed(const JobInput& input) {
-    JobDecision decision = Decide(state_, input, now_);
-    state_ = std::move(decision.next);
-    actions_ = std::move(decision.actions);
-    reason_ = decision.reason;
   }
   // Time passes; the host ticks when the job asked for it.
   void Wait(absl::Duration duration) {
@@ -71,28 +65,6 @@ class Story {
     for (uint32_t w = 0; w < state_.workers.size(); ++w) Ready(w);
     ASSERT_EQ(state_.phase, JobPhase::kReady);
   }
-
-  template <typename Action>
-  std::vector<Action> All() const {
-    std::vector<Action> found;
-    for (const JobAction& action : actions_) {
-      if (const Action* one = std::get_if<Action>(&action)) found.push_back(*one);
-    }
-    return found;
-  }
-  // The error of the one Attach that this decision failed.
-  std::string Refused() const {
-    const auto failed = All<FailAttach>();
-    return failed.size() == 1 ? std::string(failed[0].status.message())
-                              : absl::StrCat(failed.size(), " calls failed");
-  }
-
-  JobSpec spec_;
-  JobState state_;
-  Instant now_ = absl::Seconds(1000);
-  std::vector<JobAction> actions_;
-  std::string reason_;
-  uint64_t next_attach_ = 1;
 };
 
 TEST(JobForming, AllRanksAttachThenWorkersStartThenEverybodyHears) {
