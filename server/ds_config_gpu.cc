@@ -17,7 +17,6 @@ constexpr std::string_view kMaster = "zeroshard.master";
 constexpr std::string_view kWindow = "zeroshard.window";
 constexpr std::string_view kTransport = "zeroshard.transport";
 constexpr std::string_view kMirror = "zeroshard.gpu_mirror_steps";
-constexpr std::string_view kDurability = "zeroshard.durability";
 
 // The key has this value, which a job on GPUs cannot have for `reason`.
 void Refuse(std::string_view key, std::string_view value, std::string_view reason,
@@ -60,10 +59,6 @@ void CheckGpu(const Settings& settings, Findings& findings) {
   Refuse(kTransport, "gloo",
          "ranks on GPUs exchange over NCCL, and their workers share memory; leave the transport "
          "to \"auto\"",
-         settings, findings);
-  Refuse(kDurability, "power",
-         "committed steps of jobs on GPUs do not survive the loss of power in this build; write "
-         "\"process\", and save checkpoints",
          settings, findings);
   if (settings.Text(kOptimizerDevice) == "nvme" && settings.Int(kMirror) > 0) {
     findings.Error(settings.At(kMirror),

@@ -139,15 +139,18 @@ void SetNvme(const DsConfig& config, model::v1::NvmeConfig& nvme) {
   nvme.set_spares(static_cast<uint32_t>(config.zeroshard.nvme_spares));
 }
 
+absl::Status CheckDurability(const DsConfig& config, bool states) {
+  if (states || config.zeroshard.durability != DurabilityChoice::kPower) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "zeroshard.durability is \"power\", and the job has no optimizer states that could be on "
+      "nvme; write \"process\"");
+}
+
 // Where state rests. A job without optimizer states is tiered by its parameters alone.
 absl::Status SetTiers(const DsConfig& config, model::v1::EngineConfig& engine) {
   const TierUse& use = config.tiers;
   const bool states = engine.optimizer() != model::v1::OPTIMIZER_NONE;
-  if (!states && config.zeroshard.durability == DurabilityChoice::kPower) {
-    return absl::InvalidArgumentError(
-        "zeroshard.durability is \"power\", and the job has no optimizer states that could be on "
-        "nvme; write \"process\"");
-  }
+  ZS_RETURN_IF_ERROR(CheckDurability(config, states));
   if (use.pin_memory) engine.mutable_nvme()->set_pin_memory(true);
   if (!use.parameters && !(use.tiered && states)) return absl::OkStatus();
   engine.set_tiered(true);
@@ -194,6 +197,7 @@ absl::Status SetDataPlane(const PlanInput& input, model::v1::EngineConfig& engin
   engine.set_gpu_mirror_steps(static_cast<uint32_t>(input.config.zeroshard.gpu_mirror_steps));
   const OffloadConfig& offload = input.config.zero.offload_optimizer;
   const bool states = engine.optimizer() != model::v1::OPTIMIZER_NONE;
+  ZS_RETURN_IF_ERROR(CheckDurability(input.config, states));
   if (!states || offload.device == OffloadDevice::kNone || offload.ratio == 0) {
     return absl::OkStatus();
   }

@@ -159,6 +159,10 @@ std::string GpuProtection(const JobPlan& plan) {
         steps == 1 ? "every step" : absl::StrCat("every ", steps, " steps"),
         "; with the daemon or the power all is lost since the last checkpoint");
   }
+  if (plan.config.nvme().durability() == model::v1::DURABILITY_POWER) {
+    return "the states are on nvme and survive the death of trainers, workers and daemon, and the "
+           "loss of power: who attaches under the job's name goes on from the last committed step";
+  }
   if (!gpu) {
     return "parameters and gradients in GPU memory survive the death of trainers and workers; "
            "after "

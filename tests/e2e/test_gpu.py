@@ -213,6 +213,24 @@ def test_a_gpu_that_is_lost_ends_the_job_with_its_error():
         assert "device lost" in text and "CUDA_ERROR_ECC_UNCORRECTABLE" in text, text
 
 
+def test_a_job_on_drives_goes_on_after_the_loss_of_power():
+    with gpu_jobs.Node(devices=2) as node:
+        daemon = node.daemon(2)
+        power = config_of(daemon, "nvme", {"zeroshard": {"durability": "power"}})
+        one = gpu_jobs.Job(node, daemon, "power", 2, config=power, **LONG).start()
+        try:
+            one.reach(4)
+            daemon.process.kill()
+            daemon.process.wait()
+            one.errors()
+            daemon.start()
+            result = one.start().result()
+        finally:
+            one.close()
+        assert "goes on after step" in daemon.text(), daemon.text()
+        check(result, expected(2), "power")
+
+
 # --- What cannot be ------------------------------------------------------------------------------
 
 

@@ -167,6 +167,14 @@ TEST(PlannerGpu, StatesOnNvmeLeaveTheRestOnTheGpu) {
   EXPECT_EQ(lines.count("worker 0 exp_avg host"), 0u);
 }
 
+TEST(PlannerGpu, StatesOnNvmeCanSurviveTheLossOfPower) {
+  const JobPlan plan = Plan(R"("stage": 3, "offload_optimizer": {"device": "nvme"})",
+                            R"("zeroshard": {"durability": "power"}, )");
+  EXPECT_EQ(plan.config.nvme().durability(), model::v1::DURABILITY_POWER);
+  ASSERT_FALSE(plan.warnings.empty());
+  EXPECT_THAT(plan.warnings.back(), HasSubstr("goes on from the last committed step"));
+}
+
 TEST(PlannerGpu, ARatioOf0OffloadsNothing) {
   const JobPlan plan = Plan(R"("stage": 3, "offload_optimizer": {"device": "nvme", "ratio": 0.0})");
   EXPECT_EQ(plan.config.optimizer_tier(), model::v1::TIER_GPU);
@@ -278,9 +286,12 @@ INSTANTIATE_TEST_SUITE_P(
                               "zeroshard.window", "memory of their own"},
                       Refusal{R"("stage": 3)", R"("zeroshard": {"transport": "gloo"}, )",
                               "zeroshard.transport", "NCCL"},
-                      Refusal{R"("stage": 3, "offload_optimizer": {"device": "nvme"})",
-                              R"("zeroshard": {"durability": "power"}, )", "zeroshard.durability",
-                              "loss of power"}));
+                      Refusal{R"("stage": 3)", R"("zeroshard": {"durability": "power"}, )",
+                              "zeroshard.durability", "lost with the power"},
+                      Refusal{
+                          R"("stage": 3, "offload_optimizer": {"device": "nvme", "ratio": 0.5})",
+                          R"("zeroshard": {"durability": "power"}, )", "zeroshard.durability",
+                          "a part of the states is in memory"}));
 
 TEST(PlannerGpu, WhatHasNoEffectOnGpusIsNamed) {
   const absl::StatusOr<PlanInput> input =
