@@ -35,11 +35,11 @@ void CheckGpu(const Settings& settings, Findings& findings) {
   }
   const std::int64_t stage = settings.Int(kStage);
   if (stage == 0) {
-    findings.Error(settings.At(kStage),
-                   Concat(kStage,
-                          " is 0, and a worker on a GPU holds its part of the optimizer states, "
-                          "never all of them; write 1, 2 or 3 (stage 0 works on the host: devices "
-                          "cpu)"));
+    findings.Warn(settings.At(kStage),
+                  Concat(kStage,
+                         " is 0, which on GPUs is carried out as 2: parameters whole on each GPU, "
+                         "gradients and optimizer states once and not on every rank; the results "
+                         "are those of 0."));
   }
   for (const std::string_view device : {"cpu", "nvme"}) {
     if (stage < 3) break;

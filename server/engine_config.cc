@@ -185,9 +185,9 @@ absl::Status SetDataPlane(const PlanInput& input, model::v1::EngineConfig& engin
                                                       kMaxDataPlaneRanks, " ranks; this one has ",
                                                       input.world_size));
   }
-  if (engine.stage() == 0) {
-    return absl::InvalidArgumentError("stage 0 does not exist on GPUs; write 1, 2 or 3");
-  }
+  // Sums, updates and so all bits are those of stage 0; only the copies of states are not made.
+  const bool replicated = engine.stage() == 0;
+  if (replicated) engine.set_stage(2);
   engine.set_data_plane(true);
   engine.set_tiered(true);
   engine.set_parameter_tier(model::v1::TIER_GPU);
@@ -198,7 +198,7 @@ absl::Status SetDataPlane(const PlanInput& input, model::v1::EngineConfig& engin
   const OffloadConfig& offload = input.config.zero.offload_optimizer;
   const bool states = engine.optimizer() != model::v1::OPTIMIZER_NONE;
   ZS_RETURN_IF_ERROR(CheckDurability(input.config, states));
-  if (!states || offload.device == OffloadDevice::kNone || offload.ratio == 0) {
+  if (!states || replicated || offload.device == OffloadDevice::kNone || offload.ratio == 0) {
     return absl::OkStatus();
   }
   const bool nvme = offload.device == OffloadDevice::kNvme;

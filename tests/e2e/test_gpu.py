@@ -25,7 +25,7 @@ STEPS = 3
 SHORT = bool(os.environ.get("ZEROSHARD_TEST_SHORT"))
 FACTORS = {
     "ranks": (1, 2, 3, 4),
-    "stage": (1, 2, 3),
+    "stage": (0, 1, 2, 3),
     "tier": ("gpu", "host", "half", "nvme"),
     "micro_steps": (1, 3),
     "dtype": ("bf16", "fp32"),

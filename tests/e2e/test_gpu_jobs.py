@@ -152,8 +152,8 @@ def test_a_worker_without_device_memory_is_no_worker(node, probe):
 
 
 def test_configurations_that_gpus_cannot_have_are_refused_with_the_reason(node, probe):
-    stage_0 = '{"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"}}'
-    assert "write 1, 2 or 3" in probe(node, config=stage_0).refused("INVALID_ARGUMENT")
+    in_place = '{"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"}, "zeroshard": {"window": "in_place"}}'
+    assert "memory of their own" in probe(node, config=in_place).refused("INVALID_ARGUMENT")
 
 
 # What outlives whom.

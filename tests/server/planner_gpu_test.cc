@@ -175,6 +175,14 @@ TEST(PlannerGpu, StatesOnNvmeCanSurviveTheLossOfPower) {
   EXPECT_THAT(plan.warnings.back(), HasSubstr("goes on from the last committed step"));
 }
 
+TEST(PlannerGpu, Stage0IsCarriedOutAsStage2) {
+  const JobPlan plan = Plan(R"("stage": 0, "offload_optimizer": {"device": "cpu"})");
+  EXPECT_EQ(plan.config.stage(), 2u);
+  EXPECT_EQ(plan.config.optimizer_tier(), model::v1::TIER_GPU) << "nothing is offloaded at stage 0";
+  EXPECT_THAT(absl::StrJoin(plan.warnings, "\n"),
+              AllOf(HasSubstr("zero_optimization.stage is 0"), HasSubstr("carried out as 2")));
+}
+
 TEST(PlannerGpu, ARatioOf0OffloadsNothing) {
   const JobPlan plan = Plan(R"("stage": 3, "offload_optimizer": {"device": "nvme", "ratio": 0.0})");
   EXPECT_EQ(plan.config.optimizer_tier(), model::v1::TIER_GPU);
@@ -275,8 +283,7 @@ TEST_P(PlannerGpuRefuses, WithKeyAndReason) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, PlannerGpuRefuses,
-    ::testing::Values(Refusal{R"("stage": 0)", "", "zero_optimization.stage", "write 1, 2 or 3"},
-                      Refusal{R"("stage": 3, "offload_param": {"device": "cpu"})", "",
+    ::testing::Values(Refusal{R"("stage": 3, "offload_param": {"device": "cpu"})", "",
                               "offload_param.device", "rest in GPU memory"},
                       Refusal{R"("stage": 3, "offload_param": {"device": "nvme"})", "",
                               "offload_param.device", "rest in GPU memory"},
