@@ -204,6 +204,10 @@ ABSL_NAMESPACE_END
 
 // The words of an absl::Status are counted by atomics in the system's library, which is not
 // instrumented: whoever gives the last copy back seems to race with those who read theirs before.
+// Rings of io_uring are mapped and unmapped by system calls that the sanitizer does not see: the
+// entries of a ring seem to race with those of an earlier one at the same address.
 extern "C" const char* __tsan_default_suppressions() {
-  return "race:absl::*Status::UnrefNonInlined\n";
+  return "race:absl::*Status::UnrefNonInlined\n"
+         "race:io_uring_prep_\n"
+         "race:io_uring_sqe_set_data64\n";
 }
