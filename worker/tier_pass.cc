@@ -28,9 +28,24 @@ TierPass::TierPass(const TierPassContext& context, std::span<const TierItem> ite
       items_(items),
       work_(work),
       lanes_(options_.pool == nullptr ? 1 : static_cast<size_t>(options_.pool->lanes())),
-      entries_(std::min<size_t>(items.size(), mover_.buffers())) {
+      entries_(std::min({items.size(), size_t{mover_.buffers()}, EntryLimit()})) {
   for (Entry& entry : entries_) free_entries_.push_back(&entry);
   for (uint32_t i = 0; i < mover_.buffers(); ++i) free_buffers_.push_back(i);
+}
+
+size_t TierPass::BatchLimit() const {
+  const uint64_t image_bytes = std::max<uint64_t>(1, store_.plan().max_image_bytes());
+  return lanes_ * std::clamp<uint64_t>(options_.one_lane_bytes / image_bytes, 1, 4);
+}
+
+size_t TierPass::EntryLimit() const {
+  if (options_.cache_bytes == 0) return mover_.buffers();
+  const uint64_t image_bytes = std::max<uint64_t>(1, store_.plan().max_image_bytes());
+  const uint64_t block_bytes = std::max<uint64_t>(1, options_.config.block_bytes());
+  const uint64_t blocks = (image_bytes + block_bytes - 1) / block_bytes;
+  const uint64_t depth = uint64_t{2} * options_.config.queue_depth();
+  const uint64_t needed = (depth + blocks - 1) / blocks + 2 * BatchLimit();
+  return std::max<uint64_t>(needed, options_.cache_bytes / image_bytes);
 }
 
 absl::Status TierPass::Run() {
@@ -141,8 +156,7 @@ bool TierPass::Compute() {
 std::vector<TierPass::Entry*> TierPass::NextBatch() {
   std::vector<Entry*> batch;
   bool blocked = false;
-  const uint64_t image_bytes = std::max<uint64_t>(1, store_.plan().max_image_bytes());
-  const size_t limit = lanes_ * std::clamp<uint64_t>(options_.one_lane_bytes / image_bytes, 1, 4);
+  const size_t limit = BatchLimit();
   for (size_t i = 0; i < ready_.size() && batch.size() < limit && error_.ok();) {
     Entry* entry = ready_[i];
     if (!ReserveSlots(*entry)) {

@@ -71,6 +71,12 @@ class TierPass {
     Target targets[2];
   };
 
+  // Images that are computed before the queue is looked at again, at most.
+  size_t BatchLimit() const;
+  // Entries that are worth having: enough for the queue and for two batches, and then as many as
+  // the caches hold.
+  size_t EntryLimit() const;
+
   bool Done(const TierItem& item) const;
   // Takes items into the ring and begins their reads.
   void Admit();

@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "device/cpu/cache.h"
 #include "device/cpu/thread_pool.h"
 #include "proto/model.pb.h"
 #include "storage/io_backend.h"
@@ -70,6 +71,9 @@ struct NvmeTierOptions {
   // Images of so many bytes together are computed before another lane would be awake; 0: every
   // image wakes one.
   uint64_t one_lane_bytes = uint64_t{320} << 10;
+  // Images in staging memory at once are kept within so many bytes where drive and lanes need no
+  // more: what the caches hold costs the drive and the lanes no memory traffic. 0: not limited.
+  uint64_t cache_bytes = LastLevelCacheBytes() / 2;
   std::span<std::byte> table;  // the slot-table region
   bool recover = false;        // it holds a predecessor's table
   uint64_t committed = 0;      // the job's last committed attempt

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -66,6 +67,7 @@ class TierPassTest : public ::testing::TestWithParam<uint64_t> {
     job_.options().config.set_block_bytes(GetParam());
     job_.options().config.set_queue_depth(kDepth);
     job_.options().config.set_buffer_count(4);
+    job_.options().cache_bytes = 0;
     job_.options().make_queue = [this](IoBackend, const IoQueueOptions& options) {
       auto queue = std::make_unique<WaveQueue>(options.depth);
       queue_ = queue.get();
@@ -115,6 +117,28 @@ TEST_P(TierPassTest, ReadsFollowWritesBeforeALaneWorks) {
   ASSERT_EQ(job_.tier().Begin(1, 1), absl::OkStatus());
   ASSERT_EQ(job_.tier().Run(items, work), absl::OkStatus());
   EXPECT_EQ(calls, items.size());
+}
+
+TEST_P(TierPassTest, NoMoreStagingMemoryIsTouchedThanTheCachesHold) {
+  const uint64_t image_bytes = job_.plan().max_image_bytes();
+  const auto touched = [&](uint64_t cache_bytes) {
+    job_.options().cache_bytes = cache_bytes;
+    EXPECT_EQ(job_.Open(/*recover=*/true), absl::OkStatus());
+    std::set<const std::byte*> buffers;
+    const auto work = [&](const TierItem&, const TierBuffers& bytes) {
+      buffers.insert(bytes.read);
+      return absl::OkStatus();
+    };
+    std::vector<TierItem> items;
+    for (const uint32_t image : job_.Images()) items.push_back({.read = image});
+    EXPECT_EQ(job_.tier().Run(items, work), absl::OkStatus());
+    return buffers.size();
+  };
+  EXPECT_EQ(touched(0), 4 * kDepth) << "all that there is";
+  EXPECT_EQ(touched(12 * image_bytes), 12u);
+  // Whatever the caches are: what keeps the drive and the lane at work.
+  const size_t blocks = (image_bytes + GetParam() - 1) / GetParam();
+  EXPECT_EQ(touched(1), 2 * kDepth / blocks + 2);
 }
 
 }  // namespace

@@ -2,10 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "device/cpu/affinity.h"
+#include "device/cpu/cache.h"
 
 namespace zeroshard {
 namespace {
@@ -40,6 +44,18 @@ TEST(TopologyTest, DevicesAreSpreadOverTheNodes) {
   EXPECT_EQ(NumaNodeOfDevice("cpu:2", 2), 0u);
   EXPECT_EQ(NumaNodeOfDevice("cpu:17", 4), 1u);
   EXPECT_EQ(NumaNodeOfDevice("cpu:5", 1), 0u);
+}
+
+TEST(CacheTest, TheLargestOfThoseThatAreDescribedCounts) {
+  const std::filesystem::path directory = std::filesystem::path(testing::TempDir()) / "caches";
+  EXPECT_EQ(LastLevelCacheBytes(directory), 0u);
+  const char* sizes[] = {"48K\n", "32K\n", "2M\n", "1024K\n"};
+  for (int index = 0; index < 4; ++index) {
+    const std::filesystem::path cache = directory / ("index" + std::to_string(index));
+    std::filesystem::create_directories(cache);
+    std::ofstream(cache / "size") << sizes[index];
+  }
+  EXPECT_EQ(LastLevelCacheBytes(directory), uint64_t{2} << 20);
 }
 
 }  // namespace
