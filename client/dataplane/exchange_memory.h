@@ -60,6 +60,9 @@ class ExchangeMemory {
     return reinterpret_cast<ExchangeHeader*>(outgoing_->data())[index * kTurns + turn];
   }
 
+  // What messages between ranks are sent from and received in.
+  std::vector<const DeviceMemory*> exchanged() const { return {&headers_, &staging_, &local_}; }
+
   // DeviceParameter[] of the unit.
   DeviceAddress table(uint32_t index) const { return tables_.address() + table_offsets_[index]; }
   // Room for this rank's slice of a gradient of `rank`.

@@ -34,9 +34,26 @@ Gatherer::Gatherer(PlaneCore& core, OwnMemory& memory, DeviceAddress shared, Ran
 }
 
 absl::StatusOr<std::unique_ptr<Gatherer>> Gatherer::Create(PlaneCore& core, OwnMemory& memory,
-                                                           DeviceAddress shared, RankLinks* links) {
+                                                           const DeviceMemory& shared,
+                                                           RankLinks* links) {
   ZS_ASSIGN_OR_RETURN(StreamLog log, StreamLog::Create(core.device(), StreamPriority::kHigh));
-  return std::unique_ptr<Gatherer>(new Gatherer(core, memory, shared, links, std::move(log)));
+  std::unique_ptr<Gatherer> gatherer(
+      new Gatherer(core, memory, shared.address(), links, std::move(log)));
+  ZS_RETURN_IF_ERROR(gatherer->Register(shared));
+  return gatherer;
+}
+
+absl::Status Gatherer::Register(const DeviceMemory& shared) {
+  if (links_ == nullptr || !links_->registers() ||
+      memory_.kind() != OwnMemory::WindowKind::kWhole) {
+    return absl::OkStatus();
+  }
+  for (uint32_t unit = 0; unit < units_.size(); ++unit) ZS_RETURN_IF_ERROR(Map(unit));
+  if (memory_.mapped_bytes() == 0) return absl::OkStatus();
+  const CurrentDevice current(core_.device());
+  ZS_RETURN_IF_ERROR(current.status());
+  ZS_RETURN_IF_ERROR(links_->Register({shared.address(), shared.bytes()}));
+  return links_->Register({memory_.window_address(), memory_.mapped_bytes()});
 }
 
 absl::Status Gatherer::CheckUnits(std::span<const uint32_t> units) const {

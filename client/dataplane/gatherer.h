@@ -32,7 +32,8 @@ class Gatherer {
   // `shared`: where DEVICE_SHARED is mapped. `links`: null where there is one rank. All must
   // outlive this.
   static absl::StatusOr<std::unique_ptr<Gatherer>> Create(PlaneCore& core, OwnMemory& memory,
-                                                          DeviceAddress shared, RankLinks* links);
+                                                          const DeviceMemory& shared,
+                                                          RankLinks* links);
 
   bool resident(uint32_t unit) const { return units_[unit].resident; }
   // As in DataPlane.
@@ -66,6 +67,8 @@ class Gatherer {
   Gatherer(PlaneCore& core, OwnMemory& memory, DeviceAddress shared, RankLinks* links,
            StreamLog log);
 
+  // Where the window is one allocation that stays: registers it, and the shards, with NCCL.
+  absl::Status Register(const DeviceMemory& shared);
   absl::Status CheckUnits(std::span<const uint32_t> units) const;
   // Puts the all-gathers of these units, which are mapped, on the stream.
   absl::Status Enqueue(std::span<const uint32_t> units);

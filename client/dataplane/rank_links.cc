@@ -64,6 +64,11 @@ absl::Status RankLinks::AllGather(CUstream_st* stream, std::span<const NcclGathe
                            : parameters_->AllGather(stream, gathers);
 }
 
+absl::Status RankLinks::Register(const NcclBuffer& buffer) {
+  ZS_RETURN_IF_ERROR(parameters_->Register(buffer));
+  return nodes_ == nullptr ? absl::OkStatus() : nodes_->node().Register(buffer);
+}
+
 std::vector<NcclCommunicator*> RankLinks::communicators() {
   std::vector<NcclCommunicator*> all = {parameters_.get()};
   if (nodes_ != nullptr) all.push_back(&nodes_->node());

@@ -33,6 +33,10 @@ class RankLinks {
 
   // As NcclCommunicator's.
   absl::Status AllGather(CUstream_st* stream, std::span<const NcclGather> gathers);
+  // Registers memory that parameters are gathered from and to, one allocation; as
+  // NcclCommunicator's.
+  bool registers() const { return parameters_->registers(); }
+  absl::Status Register(const NcclBuffer& buffer);
   // For gradients; null in a job without.
   NcclCommunicator* gradients() { return gradients_.get(); }
 

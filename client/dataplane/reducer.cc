@@ -43,7 +43,8 @@ Reducer::Reducer(PlaneCore& core, OwnMemory& memory, DeviceAddress shared,
           [this] {
             const absl::StatusOr<bool> idle = Idle();
             return idle.ok() && !*idle;
-          }) {}
+          },
+          [this](const DeviceMemory& memory) { return Register(memory); }) {}
 
 absl::StatusOr<std::unique_ptr<Reducer>> Reducer::Create(PlaneCore& core, OwnMemory& memory,
                                                          DeviceAddress shared,
@@ -75,7 +76,18 @@ absl::Status Reducer::Open() {
   if (largest > 0 && memory_.rings().empty()) {
     ZS_RETURN_IF_ERROR(memory_.AddRing(std::max(core_.config().slot_bytes, 2 * largest)));
   }
+  for (const OwnMemory::Ring& ring : memory_.rings()) ZS_RETURN_IF_ERROR(Register(ring.memory));
+  for (const DeviceMemory* memory : exchange_->exchanged()) {
+    ZS_RETURN_IF_ERROR(Register(*memory));
+  }
   return absl::OkStatus();
+}
+
+absl::Status Reducer::Register(const DeviceMemory& memory) {
+  if (communicator_ == nullptr || memory.address() == 0) return absl::OkStatus();
+  const CurrentDevice current(core_.device());
+  ZS_RETURN_IF_ERROR(current.status());
+  return communicator_->Register({memory.address(), memory.bytes()});
 }
 
 void Reducer::Begin(uint64_t attempt) {

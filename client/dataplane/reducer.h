@@ -67,6 +67,9 @@ class Reducer {
           StreamLog log);
   absl::Status Open();
 
+  // With NCCL, before it is used: all that is exchanged is, so ranks need not agree on more.
+  absl::Status Register(const DeviceMemory& memory);
+
   absl::StatusOr<Source> SourceOf(const DeviceScatter& scatter);
   absl::Status SumHere(uint32_t index, const Source& source);
   // Exchanges what can be.

@@ -22,8 +22,13 @@ uint64_t RoundUp(uint64_t bytes) {
 
 DeviceSlots::DeviceSlots(PlaneCore& core, OwnMemory& memory,
                          std::function<absl::StatusOr<bool>(uint64_t)> complete,
-                         std::function<bool()> advances)
-    : core_(core), memory_(memory), complete_(std::move(complete)), advances_(std::move(advances)) {
+                         std::function<bool()> advances,
+                         std::function<absl::Status(const DeviceMemory&)> added)
+    : core_(core),
+      memory_(memory),
+      complete_(std::move(complete)),
+      advances_(std::move(advances)),
+      added_(std::move(added)) {
   memory_.ClearSlots();
 }
 
@@ -67,6 +72,7 @@ absl::StatusOr<DeviceSlot> DeviceSlots::Acquire(uint64_t bytes) {
   overflows_ += memory_.rings().empty() ? 0 : 1;
   ZS_RETURN_IF_ERROR(Annotate(memory_.AddRing(std::max(core_.config().slot_bytes, RoundUp(bytes))),
                               "memory for gradients"));
+  ZS_RETURN_IF_ERROR(added_(memory_.rings().back().memory));
   slot = TryAcquire(bytes);
   if (!slot) return absl::InternalError("a new ring has no room for the slot it was made for");
   return *slot;

@@ -20,10 +20,11 @@ namespace zeroshard {
 class DeviceSlots {
  public:
   // `complete(id)`: whether what Bind bound to the id has been read; `advances()`: whether some of
-  // that will complete by itself.
+  // that will complete by itself; `added(memory)`: a ring was added.
   DeviceSlots(PlaneCore& core, OwnMemory& memory,
               std::function<absl::StatusOr<bool>(uint64_t)> complete,
-              std::function<bool()> advances);
+              std::function<bool()> advances,
+              std::function<absl::Status(const DeviceMemory&)> added);
 
   absl::StatusOr<DeviceSlot> Acquire(uint64_t bytes);
   absl::Status Abandon(uint64_t offset);
@@ -41,6 +42,7 @@ class DeviceSlots {
   OwnMemory& memory_;
   const std::function<absl::StatusOr<bool>(uint64_t)> complete_;
   const std::function<bool()> advances_;
+  const std::function<absl::Status(const DeviceMemory&)> added_;
   uint64_t overflows_ = 0;
 };
 

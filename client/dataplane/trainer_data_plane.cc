@@ -47,13 +47,15 @@ DeviceFacts FactsOf(const CudaDevice& device) {
 // The predecessor's memory where it fits, else new one.
 absl::StatusOr<std::shared_ptr<OwnMemory>> MemoryFor(const DataPlaneOptions& options) {
   const DeviceUuid uuid = UuidOf(options.device_uuid);
+  const auto kind =
+      options.config.stage < 3 ? OwnMemory::WindowKind::kWhole : OwnMemory::WindowKind::kOnDemand;
   auto old = std::dynamic_pointer_cast<OwnMemory>(options.memory);
   if (old != nullptr && old->device().uuid() == uuid &&
-      old->fingerprint() == options.layout.fingerprint()) {
+      old->fingerprint() == options.layout.fingerprint() && old->kind() == kind) {
     return old;
   }
   ZS_ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device, OpenByUuid(uuid));
-  return OwnMemory::Create(std::move(device), options.layout);
+  return OwnMemory::Create(std::move(device), options.layout, kind);
 }
 
 absl::Status CheckOptions(const DataPlaneOptions& options) {
@@ -106,9 +108,8 @@ absl::Status TrainerDataPlane::Open(Engine& engine, DataPlaneOptions options) {
     ZS_ASSIGN_OR_RETURN(engine.links, RankLinks::Connect(core.options(), device, core.name()));
     core.Watch(engine.links->communicators());
   }
-  ZS_ASSIGN_OR_RETURN(
-      engine.gatherer,
-      Gatherer::Create(core, *engine.memory, engine.shared.address(), engine.links.get()));
+  ZS_ASSIGN_OR_RETURN(engine.gatherer,
+                      Gatherer::Create(core, *engine.memory, engine.shared, engine.links.get()));
   if (core.config().forward_only) return absl::OkStatus();
   ZS_ASSIGN_OR_RETURN(
       engine.reducer,

@@ -13,9 +13,10 @@ constexpr uint64_t kSegmentBytes = uint64_t{2} << 20;
 
 }  // namespace
 
-OwnMemory::OwnMemory(std::unique_ptr<CudaDevice> device, const Layout& layout)
+OwnMemory::OwnMemory(std::unique_ptr<CudaDevice> device, const Layout& layout, WindowKind kind)
     : device_(std::move(device)),
       fingerprint_(layout.fingerprint()),
+      kind_(kind),
       mapped_(layout.units().size(), 0) {
   for (const Unit& unit : layout.units()) {
     offsets_.push_back(unit.window_offset);
@@ -24,10 +25,13 @@ OwnMemory::OwnMemory(std::unique_ptr<CudaDevice> device, const Layout& layout)
 }
 
 absl::StatusOr<std::shared_ptr<OwnMemory>> OwnMemory::Create(std::unique_ptr<CudaDevice> device,
-                                                             const Layout& layout) {
-  std::shared_ptr<OwnMemory> memory(new OwnMemory(std::move(device), layout));
+                                                             const Layout& layout,
+                                                             WindowKind kind) {
+  std::shared_ptr<OwnMemory> memory(new OwnMemory(std::move(device), layout, kind));
   const uint64_t granularity = memory->device().granularity();
-  const uint64_t segment = (kSegmentBytes + granularity - 1) / granularity * granularity;
+  const uint64_t least =
+      kind == WindowKind::kWhole ? std::max(layout.window_bytes(), kSegmentBytes) : kSegmentBytes;
+  const uint64_t segment = (least + granularity - 1) / granularity * granularity;
   const uint64_t largest = memory->bytes_.empty() ? 0 : *std::ranges::max_element(memory->bytes_);
   ZS_ASSIGN_OR_RETURN(
       memory->window_,

@@ -26,13 +26,18 @@ class OwnMemory final : public TrainerMemory {
     DeviceMemory memory;
   };
 
+  // kWhole: the window is one allocation, which the first unit that is mapped puts there; it can
+  // be registered with NCCL. kOnDemand: pieces come and go.
+  enum class WindowKind : uint8_t { kWhole, kOnDemand };
   static absl::StatusOr<std::shared_ptr<OwnMemory>> Create(std::unique_ptr<CudaDevice> device,
-                                                           const Layout& layout);
+                                                           const Layout& layout, WindowKind kind);
 
   const CudaDevice& device() const { return *device_; }
   uint64_t fingerprint() const { return fingerprint_; }
+  WindowKind kind() const { return kind_; }
 
   DeviceAddress address(uint32_t unit) const { return window_.address() + offsets_[unit]; }
+  DeviceAddress window_address() const { return window_.address(); }
   bool mapped(uint32_t unit) const { return mapped_[unit] != 0; }
   uint64_t mapped_bytes() const { return window_.mapped_bytes(); }
   // Both do nothing where it is so already.
@@ -45,10 +50,11 @@ class OwnMemory final : public TrainerMemory {
   void ClearSlots();
 
  private:
-  OwnMemory(std::unique_ptr<CudaDevice> device, const Layout& layout);
+  OwnMemory(std::unique_ptr<CudaDevice> device, const Layout& layout, WindowKind kind);
 
   const std::unique_ptr<CudaDevice> device_;  // first: outlives all memory
   const uint64_t fingerprint_;
+  const WindowKind kind_;
   std::vector<uint64_t> offsets_;  // by unit
   std::vector<uint64_t> bytes_;
   std::vector<char> mapped_;

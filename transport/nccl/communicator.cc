@@ -284,6 +284,8 @@ absl::Status NcclCommunicator::Broadcast(CUstream_st* stream,
   });
 }
 
+bool NcclCommunicator::registers() const { return handle_->library().can_register(); }
+
 absl::Status NcclCommunicator::Register(const NcclBuffer& buffer) {
   Issue issue(*this);
   ZS_RETURN_IF_ERROR(issue.Check());

@@ -122,9 +122,10 @@ class NcclCommunicator {
   absl::Status Broadcast(CUstream_st* stream, std::span<const NcclBroadcast> broadcasts);
 
   // Makes transfers from and to this memory free of staging copies, where NCCL, the network and the
-  // kind of memory allow it. All ranks register what they use in the same operations, or none does.
-  // Memory must be registered as a whole before it is used and given back before it is unmapped.
-  // Without the feature: OK, and nothing is done.
+  // kind of memory allow it. Of a transfer both ends are registered, on all ranks, or none is. The
+  // memory is one allocation, is registered before it is used, and stays mapped until it is given
+  // back, Close, or Abort returned true. Without the feature: OK, and nothing is done.
+  bool registers() const;  // the same on all ranks, as their versions are
   absl::Status Register(const NcclBuffer& buffer);
   absl::Status Unregister(const NcclBuffer& buffer);
 

@@ -127,6 +127,38 @@ TEST(GatherTest, AWindowHoldsAtMostWhatMayLiveAndUnitsKeepTheirAddresses) {
   });
 }
 
+// The fake ends the process where of a transfer only one end is registered.
+TEST(RegistrationTest, WhatStaysMappedIsRegisteredByEveryRank) {
+  struct Case {
+    uint32_t stage;
+    const char* nccl;
+    uint64_t registrations;  // by each rank
+  };
+  // Of parameters: shards and window. Of gradients: headers, staging, the ring of slots.
+  for (const Case& one : {Case{1, "", 5}, Case{2, "", 5}, Case{3, "", 3},
+                          Case{1, "version=21403", 0}, Case{1, "registers-nothing", 5}}) {
+    SCOPED_TRACE(absl::StrCat("stage ", one.stage, " ", one.nccl));
+    PlaneWorld world({.ranks = 2, .config = {.stage = one.stage}});
+    FakeNcclReset(one.nccl);
+    world.Connect();
+    EXPECT_EQ(FakeNcclCalls("ncclCommRegister"), 2 * one.registrations);
+    const uint32_t unit = world.Trainable().front();
+    const auto values = Pattern(world.layout().units()[unit].bytes(), 5);
+    world.SetParameters(unit, values);
+    world.RunAll([&](uint32_t rank) -> absl::Status {
+      DataPlane& plane = world.plane(rank);
+      ZS_RETURN_IF_ERROR(plane.Gather({&unit, 1}));
+      ZS_RETURN_IF_ERROR(plane.WaitOn(unit, world.rank(rank).stream->handle()));
+      EXPECT_EQ(world.Window(rank, unit), values);
+      plane.Begin(1);
+      ZS_RETURN_IF_ERROR(world.Send(rank, unit, 0, MakeGradient(world, unit, rank, false, false)));
+      ZS_RETURN_IF_ERROR(plane.EndMicroStep(0));
+      ZS_RETURN_IF_ERROR(plane.Boundary());
+      return world.AwaitSummed(rank, 1);
+    });
+  }
+}
+
 TEST(BarrierTest, NobodyLeavesBeforeAllCame) {
   PlaneWorld world({.ranks = 3});
   world.Connect();

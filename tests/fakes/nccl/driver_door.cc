@@ -2,8 +2,10 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "tests/fakes/nccl/settings.h"
 
@@ -28,6 +30,7 @@ DriverDoor Open() {
   Resolve(library, door.device_get_uuid, "cuDeviceGetUuid_v2");
   Resolve(library, door.enqueue, "FakeCudaEnqueue");
   Resolve(library, door.given_up, "FakeCudaGivenUp");
+  Resolve(library, door.allocations, "FakeCudaAllocations");
   return door;
 }
 
@@ -52,6 +55,19 @@ std::optional<CurrentDevice> DeviceOfThisThread() {
   current.context = context;
   std::memcpy(current.uuid.data(), uuid.bytes, current.uuid.size());
   return current;
+}
+
+bool IsInOneMapping(uint64_t address, uint64_t bytes) {
+  // Other threads may map more between the two calls.
+  constexpr size_t kMore = 64;
+  const auto& list = TheDriver().allocations;
+  std::vector<FakeCudaAllocation> live(static_cast<size_t>(list(nullptr, 0)) + kMore);
+  const int found = list(live.data(), static_cast<int>(live.size()));
+  live.resize(std::min(live.size(), static_cast<size_t>(found)));
+  return std::any_of(live.begin(), live.end(), [&](const FakeCudaAllocation& one) {
+    return std::strcmp(one.kind, "mapping") == 0 && one.address <= address &&
+           address + bytes <= one.address + one.bytes;
+  });
 }
 
 }  // namespace zeroshard::fake_nccl

@@ -20,6 +20,7 @@ struct DriverDoor {
   CUresult (*device_get_uuid)(CUuuid* uuid, CUdevice device) = nullptr;
   decltype(&FakeCudaEnqueue) enqueue = nullptr;
   decltype(&FakeCudaGivenUp) given_up = nullptr;
+  decltype(&FakeCudaAllocations) allocations = nullptr;
 };
 
 // Ends the process where libcuda.so.1 is none or not the fake one.
@@ -31,6 +32,9 @@ struct CurrentDevice {
 };
 // Of the calling thread's context; nothing where it has none.
 std::optional<CurrentDevice> DeviceOfThisThread();
+
+// Whether these bytes lie in one allocation of device memory that is mapped now.
+bool IsInOneMapping(uint64_t address, uint64_t bytes);
 
 }  // namespace zeroshard::fake_nccl
 

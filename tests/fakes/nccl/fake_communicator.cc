@@ -165,6 +165,9 @@ ncclResult_t FakeCommunicator::Submit(CUstream stream, Work work) {
     Fail(ncclInternalError, "fail is set for this operation");
     return ncclInternalError;
   }
+  CheckRegistrations();
+  for (Transfer& send : work.sends) send.head.registered = IsRegistered(send) ? 1 : 0;
+  for (Transfer& receive : work.receives) receive.head.registered = IsRegistered(receive) ? 1 : 0;
   pending_.emplace(stream, std::move(work));
   if (blocking()) return Launch();
   looks_ = 0;
@@ -265,6 +268,7 @@ ncclResult_t FakeCommunicator::Finalize() {
 }
 
 void FakeCommunicator::Abort() {
+  CheckRegistrations();
   while (SettingsOf(own_.rank).abort_hangs) std::this_thread::sleep_for(kTick);
   aborted_.store(true);
   JoinSetUp();
@@ -274,8 +278,13 @@ void FakeCommunicator::Abort() {
 
 ncclResult_t FakeCommunicator::Register(void* buffer, size_t bytes, void** mark) {
   if (const ncclResult_t ready = CheckReady(); ready != ncclSuccess) return ready;
+  *mark = nullptr;
+  if (SettingsOf(own_.rank).registers_nothing) return ncclSuccess;
   if (buffer == nullptr || bytes == 0 || registrations_.count(buffer) != 0) {
     return ncclInvalidArgument;
+  }
+  if (!IsInOneMapping(reinterpret_cast<uint64_t>(buffer), bytes)) {
+    Misuse("ncclCommRegister of memory that is not mapped, or not one allocation");
   }
   registrations_[buffer] = bytes;
   *mark = buffer;
@@ -283,7 +292,29 @@ ncclResult_t FakeCommunicator::Register(void* buffer, size_t bytes, void** mark)
 }
 
 ncclResult_t FakeCommunicator::Deregister(void* mark) {
-  return registrations_.erase(mark) == 1 ? ncclSuccess : ncclInvalidArgument;
+  if (mark == nullptr) return ncclSuccess;
+  CheckRegistrations();
+  if (registrations_.erase(mark) != 1) Misuse("ncclCommDeregister of an unknown handle");
+  return ncclSuccess;
+}
+
+bool FakeCommunicator::IsRegistered(const Transfer& transfer) const {
+  return std::any_of(registrations_.begin(), registrations_.end(), [&](const auto& one) {
+    const auto begin = reinterpret_cast<uint64_t>(one.first);
+    return begin <= transfer.address &&
+           transfer.address + transfer.head.bytes <= begin + one.second;
+  });
+}
+
+void FakeCommunicator::CheckRegistrations() const {
+  for (const auto& [address, bytes] : registrations_) {
+    if (IsInOneMapping(reinterpret_cast<uint64_t>(address), bytes)) continue;
+    Misuse("memory was unmapped that is registered with a communicator");
+  }
+}
+
+void FakeCommunicator::CheckNoRegistration(const char* call) const {
+  if (!registrations_.empty()) Misuse(std::string(call) + " while memory is registered");
 }
 
 }  // namespace zeroshard::fake_nccl

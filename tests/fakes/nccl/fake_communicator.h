@@ -58,6 +58,9 @@ class FakeCommunicator : public std::enable_shared_from_this<FakeCommunicator> {
 
   ncclResult_t Register(void* buffer, size_t bytes, void** mark);
   ncclResult_t Deregister(void* mark);
+  // Ends the process where registered memory was unmapped, or for `call` some is left.
+  void CheckRegistrations() const;
+  void CheckNoRegistration(const char* call) const;
 
   int rank() const { return own_.rank; }
   int ranks() const { return own_.ranks; }
@@ -86,6 +89,7 @@ class FakeCommunicator : public std::enable_shared_from_this<FakeCommunicator> {
   void Finish();
   bool Stopped() const;
   void Stall() const;
+  bool IsRegistered(const Transfer& transfer) const;
 
   const std::string name_;
   const CUcontext context_;
@@ -101,7 +105,7 @@ class FakeCommunicator : public std::enable_shared_from_this<FakeCommunicator> {
   int looks_ = 0;
   bool finalized_ = false;
   std::optional<std::pair<CUstream, Work>> pending_;
-  std::map<void*, size_t> registrations_;
+  std::map<void*, size_t> registrations_;  // bytes by address
 
   std::mutex mu_;
   std::condition_variable changed_;

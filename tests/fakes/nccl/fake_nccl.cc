@@ -199,6 +199,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   Count("ncclCommDestroy");
   if (comm->fake->Poll() == ncclInProgress) return ncclInvalidArgument;
+  comm->fake->CheckNoRegistration("ncclCommDestroy");
   comm->fake->JoinSetUp();
   delete comm;
   return ncclSuccess;

@@ -46,6 +46,8 @@ void ParseWord(const std::string& word, Settings& settings) {
     settings.init_fails = true;
   } else if (word == "abort-hangs") {
     settings.abort_hangs = true;
+  } else if (word == "registers-nothing") {
+    settings.registers_nothing = true;
   } else if (word == "dead-peer=error") {
     settings.dead_peer_is_error = true;
   } else if (word == "dead-peer=hang") {
@@ -93,6 +95,7 @@ Settings SettingsOf(int rank) {
   Settings clean;
   clean.version = settings.version;
   clean.dead_peer_is_error = settings.dead_peer_is_error;
+  clean.registers_nothing = settings.registers_nothing;
   return clean;
 }
 

@@ -21,6 +21,7 @@ struct Settings {
   bool init_fails = false;          // init-fails
   bool abort_hangs = false;         // abort-hangs: until the settings change
   bool dead_peer_is_error = false;  // dead-peer=error (or hang, the default)
+  bool registers_nothing = false;   // registers-nothing: as with NCCL_LOCAL_REGISTER=0
   int rank = -1;                    // rank=<r>: the faults above are of this rank only
 };
 

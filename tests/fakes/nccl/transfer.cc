@@ -8,10 +8,20 @@
 #include <cstring>
 #include <deque>
 
+#include "tests/fakes/nccl/settings.h"
+
 namespace zeroshard::fake_nccl {
 namespace {
 
 constexpr int kWaitMs = 1;
+
+bool Matches(const Head& sent, const Head& expected) {
+  if (!(sent == expected)) return false;
+  if (sent.registered != expected.registered) {
+    Misuse("registered memory on one side of a transfer, other memory on the other");
+  }
+  return true;
+}
 
 std::byte* At(const Transfer& transfer, uint64_t offset) {
   return reinterpret_cast<std::byte*>(transfer.address) + offset;
@@ -51,7 +61,7 @@ class Lane {
       if (got == 0) dead_ = true;
       if (got == 0 || !Advance(got, next)) break;
       moved = true;
-      if (in_head && at_ >= sizeof(Head) && !(head_ == next.head)) stuck_ = true;
+      if (in_head && at_ >= sizeof(Head) && !Matches(head_, next.head)) stuck_ = true;
     }
     return moved;
   }
@@ -94,7 +104,7 @@ bool MoveOwn(const Work& work, int rank) {
   }
   if (sends.size() != receives.size()) return false;
   for (size_t i = 0; i < sends.size(); ++i) {
-    if (!(sends[i]->head == receives[i]->head)) return false;
+    if (!Matches(sends[i]->head, receives[i]->head)) return false;
     if (sends[i]->address == receives[i]->address) continue;
     std::memmove(At(*receives[i], 0), At(*sends[i], 0), sends[i]->head.bytes);
   }

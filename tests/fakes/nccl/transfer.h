@@ -20,8 +20,12 @@ struct Head {
   Kind kind = Kind::kMessage;
   int32_t root = 0;
   uint64_t bytes = 0;
+  // Not compared: both sides of a transfer must be registered or none, else the process ends.
+  uint64_t registered = 0;
 
-  friend bool operator==(const Head&, const Head&) = default;
+  friend bool operator==(const Head& a, const Head& b) {
+    return a.kind == b.kind && a.root == b.root && a.bytes == b.bytes;
+  }
 };
 
 struct Transfer {

@@ -132,6 +132,7 @@ TEST_F(CommunicatorTest, RegisteredMemoryIsGivenBack) {
   RunWorld(2, QuickOptions(), [](Rank& rank, NcclCommunicator& world) {
     const NcclBuffer first = rank.Place(4096);
     const NcclBuffer second = rank.Place(4096);
+    EXPECT_TRUE(world.registers());
     EXPECT_EQ(world.Register(first), absl::OkStatus());
     EXPECT_EQ(world.Register(second), absl::OkStatus());
     EXPECT_EQ(world.Register(second).code(), absl::StatusCode::kFailedPrecondition);
@@ -141,6 +142,19 @@ TEST_F(CommunicatorTest, RegisteredMemoryIsGivenBack) {
   });
   EXPECT_EQ(FakeNcclCalls("ncclCommRegister"), 4u);
   EXPECT_EQ(FakeNcclCalls("ncclCommDeregister"), 4u);
+}
+
+TEST_F(CommunicatorTest, OperationsUseRegisteredMemoryAndAnAbortLeavesItRegistered) {
+  for (const char* settings : {"", "registers-nothing"}) {
+    FakeNcclReset(settings);
+    RunWorld(2, QuickOptions(), [](Rank& rank, NcclCommunicator& world) {
+      EXPECT_EQ(world.Register(rank.memory()), absl::OkStatus());
+      EXPECT_EQ(ExchangeAndCheck(rank, world), absl::OkStatus());
+      EXPECT_TRUE(world.Abort(absl::Seconds(5)));
+    });
+    EXPECT_EQ(FakeNcclCalls("ncclCommRegister"), 2u);
+    EXPECT_EQ(FakeNcclCalls("ncclCommDeregister"), 0u);
+  }
 }
 
 TEST_F(CommunicatorTest, OlderVersionsDoWithoutWhatTheyLack) {
