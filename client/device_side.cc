@@ -109,6 +109,10 @@ absl::StatusOr<std::unique_ptr<DeviceSide>> DeviceSide::Create(Attachment& attac
       .memory = options.device_memory,
       .alive = [&channel] { return channel.Health(); },
   };
+  if (HasHostParameters(config)) {
+    plane.host_parameters =
+        std::make_shared<const MappedRegion>(std::move(attachment.parameter_window));
+  }
   if (reply.device().uuid().size() != plane.device_uuid.size()) {
     return absl::DataLossError("the daemon did not say which GPU the rank's worker has");
   }

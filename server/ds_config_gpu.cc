@@ -41,11 +41,10 @@ void CheckGpu(const Settings& settings, Findings& findings) {
                          "gradients and optimizer states once and not on every rank; the results "
                          "are those of 0."));
   }
-  for (const std::string_view device : {"cpu", "nvme"}) {
-    if (stage < 3) break;
-    Refuse(kParamDevice, device,
-           "parameters of a job on GPUs rest in GPU memory in this build; write \"none\". "
-           "offload_optimizer takes most of the states off the GPU",
+  if (stage == 3) {
+    Refuse(kParamDevice, "nvme",
+           "parameters of a job on GPUs rest in host memory or in GPU memory in this build; write "
+           "\"cpu\" or \"none\". offload_optimizer takes the optimizer states to nvme",
            settings, findings);
   }
   Refuse(kMaster, "none",

@@ -190,7 +190,9 @@ absl::Status SetDataPlane(const PlanInput& input, model::v1::EngineConfig& engin
   if (replicated) engine.set_stage(2);
   engine.set_data_plane(true);
   engine.set_tiered(true);
-  engine.set_parameter_tier(model::v1::TIER_GPU);
+  const bool parameters_on_host =
+      engine.stage() == 3 && input.config.zero.offload_param.device == OffloadDevice::kCpu;
+  engine.set_parameter_tier(parameters_on_host ? model::v1::TIER_HOST : model::v1::TIER_GPU);
   engine.set_optimizer_tier(model::v1::TIER_GPU);
   engine.set_optimizer_ratio(1);
   engine.set_gpu_limit(static_cast<uint64_t>(input.config.zeroshard.gpu_limit));
@@ -220,8 +222,10 @@ absl::Status SetPlacement(const PlanInput& input, model::v1::EngineConfig& engin
         input.nodes > 1 ? "the job spans daemons" : "zeroshard.transport is \"gloo\"",
         "; leave the window to \"auto\""));
   }
-  const bool copy = own.window == WindowChoice::kCopy || !one_island || engine.data_plane() ||
-                    engine.parameter_tier() == model::v1::TIER_NVME;
+  // On GPUs it is of the host: where parameters rest, or for exports only.
+  const bool copy = engine.data_plane() ? engine.parameter_tier() != model::v1::TIER_HOST
+                                        : own.window == WindowChoice::kCopy || !one_island ||
+                                              engine.parameter_tier() == model::v1::TIER_NVME;
   engine.set_window(copy ? model::v1::WINDOW_COPY : model::v1::WINDOW_IN_PLACE);
   engine.set_reduction_group(own.ranks_per_group > 0 ? static_cast<uint32_t>(own.ranks_per_group)
                                                      : input.local_ranks);

@@ -150,7 +150,7 @@ class Ledger {
 
   // What the lines of one worker's states come to.
   struct WorkerSums {
-    uint64_t host = 0;             // listed there
+    uint64_t host = 0;             // listed there; with a data plane of what the partition has
     uint64_t padding = 0;          // on the host
     uint64_t data_at[2] = {0, 0};  // listed on the other tiers
     uint64_t held_at[2] = {0, 0};  // the same with padding
@@ -210,9 +210,11 @@ absl::Status Ledger::AddWorker(uint32_t w) {
           const bool counted = in_place || !partition.unit(u).resident;
           return counted ? SizeOf(layout_.units()[u].dtype) : 0;
         },
-        [&](uint32_t u) { return partition.unit(u).shard; }, {&homes.parameters, &shards});
+        [&](uint32_t u) { return partition.unit(u).shard; },
+        {&homes.parameters, HasHostParameters(config_) ? nullptr : &shards});
     add(config_.stage() == 3 ? "parameters" : "parameters, shard", parameters,
         absl::StrCat(SizeOf(*DTypeFromProto(config_.compute_dtype())), "P/N"));
+    if (HasHostParameters(config_)) sums.host -= parameters.data;  // not in the partition
   }
   const uint64_t g = SizeOf(*DTypeFromProto(config_.accumulator_dtype()));
   add("gradients",
@@ -327,7 +329,9 @@ void Ledger::AddIsland(uint32_t island) {
       resident_data += unit.data_elements * SizeOf(unit.dtype);
     }
   }
-  if (config_.data_plane()) {
+  if (HasHostParameters(config_)) {
+    Add("padding", holder, window - std::min(window, data), 0, "");  // the workers have the rest
+  } else if (config_.data_plane()) {
     Add("window", holder, window, 0, "");  // of exports; trainers have their own
   } else if (config_.stage() == 3 && config_.window() == model::v1::WINDOW_IN_PLACE) {
     Add("padding", holder, window - std::min(window, padded), 0, "");  // the workers have the rest
@@ -378,7 +382,7 @@ uint64_t StagingBytes(const JobPlan& plan, const NvmePlan& nvme) {
 
 uint64_t WindowMemory(const Layout& layout, const model::v1::EngineConfig& config) {
   const bool whole = config.window() == model::v1::WINDOW_IN_PLACE || config.stage() < 3;
-  if (whole && !config.data_plane()) return layout.window_bytes();
+  if (whole && (!config.data_plane() || HasHostParameters(config))) return layout.window_bytes();
   uint64_t resident = 0;
   uint64_t live_elements = config.max_live_elements();
   uint64_t widest = 1;

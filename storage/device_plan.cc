@@ -37,7 +37,7 @@ absl::Status CheckConfig(const Layout& layout, const PartitionPlan& partition,
         "device memory is of jobs with a data plane: tiered, stage 1, 2 or 3");
   }
   for (uint32_t u = 0; u < layout.units().size(); ++u) {
-    if (partition.unit(u).resident) {
+    if (partition.unit(u).resident && !HasHostParameters(config)) {
       return absl::InvalidArgumentError("a unit rests in a window of the host");
     }
   }
@@ -89,6 +89,7 @@ void DevicePlan::PlaceShared(const Layout& layout, const PartitionPlan& partitio
   }
   place(units_.size() * kPresenceBytes);
   for (uint32_t u = 0; u < units_.size(); ++u) {
+    if (partition.unit(u).resident) continue;
     units_[u].parameters =
         place(partition.unit(u).shard.elements() * SizeOf(layout.units()[u].dtype));
   }

@@ -40,8 +40,9 @@ struct DeviceUnit {
   // Of the first element of the worker's slice (UnitPlan::slice); kAbsent without an optimizer.
   uint64_t accumulator = kAbsent;
   uint64_t presence = 0;  // kPresenceWords words
-  // Of the first element of the worker's shard (UnitPlan::shard).
-  uint64_t parameters = 0;
+  // Of the first element of the worker's shard (UnitPlan::shard); kAbsent where it rests on the
+  // host.
+  uint64_t parameters = kAbsent;
 };
 
 // Slots of one size, one after the other.
@@ -69,7 +70,7 @@ class DevicePlan {
   static bool Exists(const model::v1::EngineConfig& config) { return config.data_plane(); }
 
   // InvalidArgument for a configuration that no data plane can work with: stage 0, not tiered,
-  // units that rest in a window.
+  // some units that rest in a window.
   static absl::StatusOr<DevicePlan> Create(const Layout& layout, const PartitionPlan& partition,
                                            const model::v1::EngineConfig& config);
 

@@ -134,8 +134,9 @@ void PartitionPlan::PlanUnits(const Layout& layout, const model::v1::EngineConfi
     UnitPlan plan;
     plan.shard = layout.slice(u, worker);
     plan.has_optimizer = unit.trainable && !config.forward_only();
-    plan.resident = !config.data_plane() && (!copied || config.stage() < 3 ||
-                                             layout.persistent(u, config.persistence_threshold()));
+    plan.resident =
+        !copied || (!config.data_plane() &&
+                    (config.stage() < 3 || layout.persistent(u, config.persistence_threshold())));
     if (plan.has_optimizer) {
       plan.slice = config.stage() == 0 ? GrainRange{0, unit.grains} : plan.shard;
       plan.master_form = MasterFormOf(unit, config);
@@ -234,6 +235,10 @@ void PartitionPlan::PlaceStates(uint64_t& offset) {
 bool SumsMicroStepsFirst(const model::v1::EngineConfig& config) {
   return config.stage() == 1 && config.accumulation_steps() > 1 && !config.ranks_first() &&
          !config.forward_only();
+}
+
+bool HasHostParameters(const model::v1::EngineConfig& config) {
+  return config.data_plane() && config.window() == model::v1::WINDOW_IN_PLACE;
 }
 
 bool UsesLocalAccumulators(const model::v1::EngineConfig& config) {

@@ -148,6 +148,9 @@ constexpr uint64_t StateElementBytes(StateFormat format) {
 // several micro-steps, unless ranks_first.
 bool SumsMicroStepsFirst(const model::v1::EngineConfig& config);
 
+// Whether trainers on GPUs gather from host memory: the shards rest in the window, as in place.
+bool HasHostParameters(const model::v1::EngineConfig& config);
+
 // Whether every rank has a local accumulator region for it; with a data plane it sums in memory of
 // its own.
 bool UsesLocalAccumulators(const model::v1::EngineConfig& config);

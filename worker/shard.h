@@ -218,8 +218,9 @@ class Shard {
   absl::Status ApplyOffDevice(const ApplyJob& job, std::span<const UnitUpdate> updates,
                               const TouchedChunks& touched) const;
   DeviceUpdate UpdateOnDevice(const UnitUpdate& update, uint32_t chunk) const;
-  // The whole chunk's parameters go to the device: also those that no segment touches are made,
-  // each of its master.
+  bool ParametersOnDevice() const;
+  // The whole chunk's parameters go to the device, if they rest there: also those that no segment
+  // touches are made, each of its master.
   void CompleteParameters(const UnitUpdate& update, const UnitState& state, uint32_t chunk) const;
   // Nothing to do where parameters are not on a device: the run's come to the partition; those of
   // the partition go there.

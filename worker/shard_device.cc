@@ -23,8 +23,12 @@ GrainRange Intersect(GrainRange a, GrainRange b) {
 
 }  // namespace
 
+bool Shard::ParametersOnDevice() const {
+  return tiers_->device() != nullptr && !HasHostParameters(memory_->config());
+}
+
 absl::Status Shard::OpenParameters(uint32_t unit, GrainRange run) const {
-  if (tiers_->device() == nullptr) return absl::OkStatus();
+  if (!ParametersOnDevice()) return absl::OkStatus();
   const GrainRange part = Intersect(run, memory_->plan().unit(unit).shard);
   if (part.size() == 0) return absl::OkStatus();
   const uint64_t bytes = SizeOf(memory_->layout().units()[unit].dtype);
@@ -33,7 +37,7 @@ absl::Status Shard::OpenParameters(uint32_t unit, GrainRange run) const {
 }
 
 absl::Status Shard::SettleParameters(uint32_t unit, GrainRange run) const {
-  if (tiers_->device() == nullptr) return absl::OkStatus();
+  if (!ParametersOnDevice()) return absl::OkStatus();
   const GrainRange part = Intersect(run, memory_->plan().unit(unit).shard);
   if (part.size() == 0) return absl::OkStatus();
   const uint64_t bytes = SizeOf(memory_->layout().units()[unit].dtype);
@@ -58,6 +62,7 @@ absl::Status Shard::ReadDeviceParameters(uint32_t unit, std::span<const StateArr
 
 void Shard::CompleteParameters(const UnitUpdate& update, const UnitState& state,
                                uint32_t chunk) const {
+  if (!ParametersOnDevice()) return;
   const ChunkPlan& plan = memory_->plan().chunks()[chunk];
   const uint64_t end = plan.begin + plan.elements;
   const bool all = std::any_of(update.segments.begin(), update.segments.end(),

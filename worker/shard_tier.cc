@@ -80,9 +80,7 @@ void Shard::UpdateImage(const UnitUpdate& update, const TierItem& item,
     const PreparedUpdate silent(pass);
     if (item.write == kNoImage) pass.arrays.out = memory_->parameters_at_rest(chunk.unit);
     ApplyRange(silent, PreparedUpdate(pass), chunk.unit, chunk.begin, end);
-    if (tiers_->device() != nullptr) {
-      CompleteParameters(update, state, static_cast<uint32_t>(item.tag));
-    }
+    CompleteParameters(update, state, static_cast<uint32_t>(item.tag));
     StreamFence();
   }
   if (item.write != kNoImage) {
@@ -128,7 +126,7 @@ std::vector<uint32_t> Shard::ParameterImages(uint32_t unit) const {
 absl::Status Shard::FillWindows(std::span<const uint32_t> units) const {
   std::vector<uint32_t> held;
   for (const uint32_t unit : units) {
-    if (tiers_->device() != nullptr) {
+    if (ParametersOnDevice()) {
       const GrainRange shard = memory_->plan().unit(unit).shard;
       const uint64_t bytes = SizeOf(memory_->layout().units()[unit].dtype);
       ZS_RETURN_IF_ERROR(tiers_->device()->ReadParameters(
@@ -260,7 +258,7 @@ absl::Status Shard::ReadArrays(uint32_t unit, std::span<const StateArray> arrays
       read(states_[unit], arrays, described.parameters, GrainsOf(described));
     }
   }
-  if (tiers_->device() != nullptr) {
+  if (ParametersOnDevice()) {
     ZS_RETURN_IF_ERROR(ReadDeviceParameters(unit, arrays, grains, outs));
   } else if (tiers_->ParameterImages(unit, grains.first_element(), end).empty()) {
     read(states_[unit], arrays, true, grains);

@@ -77,7 +77,7 @@ struct DataPlaneConfig {
 
 // Where this rank's part of a unit lies in DEVICE_SHARED, in bytes. Of its slice's first element.
 struct DeviceUnitPlace {
-  uint64_t parameters = 0;
+  uint64_t parameters = 0;   // unless they rest on the host
   uint64_t accumulator = 0;  // of trainable units
   uint64_t presence = 0;     // 16 words: parameters with a gradient
 };
@@ -93,8 +93,10 @@ struct DataPlaneOptions {
   UniqueFd shared{};                           // descriptor of DEVICE_SHARED
   uint64_t shared_bytes = 0;
   std::shared_ptr<const MappedRegion> counters{};  // DEVICE_COUNTERS
-  absl::Duration timeout = absl::Minutes(2);       // of every wait: the collective timeout
-  std::shared_ptr<TrainerMemory> memory{};         // of the predecessor in this process, or null
+  // Where parameters rest on the host: the units at their window offsets. Else null.
+  std::shared_ptr<const MappedRegion> host_parameters{};
+  absl::Duration timeout = absl::Minutes(2);  // of every wait: the collective timeout
+  std::shared_ptr<TrainerMemory> memory{};    // of the predecessor in this process, or null
   // The value of `key` among the ranks of this generation; with `value` it is set first.
   std::function<absl::StatusOr<std::string>(
       const std::string& key, const std::optional<std::string>& value, absl::Duration timeout)>

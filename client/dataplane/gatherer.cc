@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
+#include "base/log.h"
 #include "base/status.h"
 
 namespace zeroshard {
@@ -39,6 +40,7 @@ absl::StatusOr<std::unique_ptr<Gatherer>> Gatherer::Create(PlaneCore& core, OwnM
   ZS_ASSIGN_OR_RETURN(StreamLog log, StreamLog::Create(core.device(), StreamPriority::kHigh));
   std::unique_ptr<Gatherer> gatherer(
       new Gatherer(core, memory, shared.address(), links, std::move(log)));
+  gatherer->RegisterHostParameters();
   ZS_RETURN_IF_ERROR(gatherer->Register(shared));
   return gatherer;
 }
@@ -54,6 +56,37 @@ absl::Status Gatherer::Register(const DeviceMemory& shared) {
   ZS_RETURN_IF_ERROR(current.status());
   ZS_RETURN_IF_ERROR(links_->Register({shared.address(), shared.bytes()}));
   return links_->Register({memory_.window_address(), memory_.mapped_bytes()});
+}
+
+void Gatherer::RegisterHostParameters() {
+  const auto& window = core_.options().host_parameters;
+  if (window == nullptr) return;
+  std::vector<HostPart> parts;
+  for (uint32_t unit = 0; unit < units_.size(); ++unit) {
+    const Unit& described = core_.layout().units()[unit];
+    const GrainRange slice = core_.layout().slice(unit, core_.rank());
+    const uint64_t begin =
+        described.window_offset + slice.first_element() * SizeOf(described.dtype);
+    parts.push_back({begin, begin + slice.elements() * SizeOf(described.dtype)});
+  }
+  auto registered = RegisteredParts::Register(core_.device(), {window->data(), window->size()},
+                                              std::move(parts), Access::kReadOnly);
+  if (registered.ok()) {
+    host_parameters_ = *std::move(registered);
+  } else {
+    LogWarn(absl::StrCat(core_.name(), ": gathers of parameters on the host are slow: ",
+                         registered.status().message()));
+  }
+}
+
+absl::Status Gatherer::FetchSlice(uint32_t unit) {
+  const Unit& described = core_.layout().units()[unit];
+  const GrainRange slice = core_.layout().slice(unit, core_.rank());
+  const uint64_t at = slice.first_element() * SizeOf(described.dtype);
+  return log_.stream().CopyToDevice(
+      memory_.address(unit) + at,
+      core_.options().host_parameters->data() + described.window_offset + at,
+      slice.elements() * SizeOf(described.dtype));
 }
 
 absl::Status Gatherer::CheckUnits(std::span<const uint32_t> units) const {
@@ -104,6 +137,8 @@ NcclGather Gatherer::PlanOf(uint32_t unit) const {
     gather.receive.push_back(
         {memory_.address(unit) + slice.first_element() * element, slice.elements() * element});
   }
+  gather.send = gather.receive[core_.rank()];
+  if (core_.options().host_parameters != nullptr) return gather;
   gather.send = {shared_ + core_.place(unit).parameters, gather.receive[core_.rank()].bytes};
   return gather;
 }
@@ -117,6 +152,7 @@ absl::Status Gatherer::Enqueue(std::span<const uint32_t> units) {
     if (use.has_release) ZS_RETURN_IF_ERROR(log_.stream().WaitFor(*use.released));
     use.has_release = false;
     if (core_.layout().units()[unit].grains == 0) continue;
+    if (core_.options().host_parameters != nullptr) ZS_RETURN_IF_ERROR(FetchSlice(unit));
     gathers.push_back(PlanOf(unit));
     gathered_bytes_ += core_.layout().units()[unit].bytes() - gathers.back().send.bytes;
   }
@@ -124,7 +160,7 @@ absl::Status Gatherer::Enqueue(std::span<const uint32_t> units) {
     const CurrentDevice current(core_.device());
     ZS_RETURN_IF_ERROR(current.status());
     ZS_RETURN_IF_ERROR(links_->AllGather(log_.stream().handle(), gathers));
-  } else {
+  } else if (core_.options().host_parameters == nullptr) {
     for (const NcclGather& gather : gathers) {
       ZS_RETURN_IF_ERROR(log_.stream().CopyOnDevice(gather.receive[0].address, gather.send.address,
                                                     gather.send.bytes));

@@ -22,6 +22,7 @@
 #include "client/dataplane/stream_log.h"
 #include "client/dataplane/trainer_memory.h"
 #include "device/cuda/memory.h"
+#include "device/cuda/registered_parts.h"
 #include "device/cuda/stream.h"
 #include "transport/nccl/communicator.h"
 
@@ -73,6 +74,9 @@ class Gatherer {
   // Puts the all-gathers of these units, which are mapped, on the stream.
   absl::Status Enqueue(std::span<const uint32_t> units);
   NcclGather PlanOf(uint32_t unit) const;
+  // Of parameters on the host: this rank's slice of a mapped unit comes to the window.
+  absl::Status FetchSlice(uint32_t unit);
+  void RegisterHostParameters();
   absl::Status Map(uint32_t unit);
   absl::Status EvictOldest();
   void Busy(Use& use);
@@ -83,7 +87,8 @@ class Gatherer {
   RankLinks* const links_;
   StreamLog log_;
   std::vector<Use> units_;
-  DeviceMemory meeting_;          // of barriers; made by the first
+  std::optional<RegisteredParts> host_parameters_;  // copies of other memory are slower
+  DeviceMemory meeting_;                            // of barriers; made by the first
   std::list<uint32_t> idle_;      // mapped, of no use now; least recently released first
   uint64_t mapped_elements_ = 0;  // of units that are not resident
   uint64_t gathered_bytes_ = 0;

@@ -68,15 +68,22 @@ absl::Status CheckOptions(const DataPlaneOptions& options) {
     const DeviceUnitPlace& place = options.places[unit];
     const uint64_t elements = layout.slice(unit, options.rank).elements();
     const uint64_t parameters = elements * SizeOf(layout.units()[unit].dtype);
+    const bool on_device = options.host_parameters == nullptr;
     const bool summed = layout.units()[unit].trainable && !options.config.forward_only;
     const uint64_t sums = elements * SizeOf(options.config.accumulator_dtype);
-    if (place.parameters + parameters > options.shared_bytes ||
+    if ((on_device && place.parameters + parameters > options.shared_bytes) ||
         (summed && (place.accumulator + sums > options.shared_bytes ||
                     place.presence + sizeof(Presence) > options.shared_bytes))) {
       return absl::DataLossError(absl::StrCat("unit ", unit, " lies outside of the ",
                                               options.shared_bytes,
                                               " bytes that the worker shares"));
     }
+  }
+  if (options.host_parameters != nullptr &&
+      options.host_parameters->size() < layout.window_bytes()) {
+    return absl::DataLossError(absl::StrCat("parameters on the host have ",
+                                            options.host_parameters->size(), " bytes of ",
+                                            layout.window_bytes()));
   }
   return absl::OkStatus();
 }

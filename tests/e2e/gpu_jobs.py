@@ -22,14 +22,18 @@ def missing():
 
 
 def tier(name, directory):
-    """What is merged into the trainer's ds_config, for states on gpu, host or nvme, or half of them on the host."""
+    """What is merged into the trainer's ds_config, for states on gpu, host or nvme, or half of them on the host; "-host": with parameters there."""
     places = {
         "gpu": {},
         "host": {"device": "cpu"},
         "half": {"device": "cpu", "ratio": 0.5},
         "nvme": {"device": "nvme", "nvme_path": str(directory)},
     }
-    return {"zero_optimization": {"offload_optimizer": places[name]}} if places[name] else {}
+    state, _, parameters = name.partition("-")
+    zero = {"offload_optimizer": places[state]} if places[state] else {}
+    if parameters:
+        zero["offload_param"] = {"device": "cpu"}
+    return {"zero_optimization": zero} if zero else {}
 
 
 class Node:

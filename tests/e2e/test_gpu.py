@@ -27,6 +27,7 @@ FACTORS = {
     "ranks": (1, 2, 3, 4),
     "stage": (0, 1, 2, 3),
     "tier": ("gpu", "host", "half", "nvme"),
+    "parameters": ("gpu", "host"),  # the latter is of stage 3
     "micro_steps": (1, 3),
     "dtype": ("bf16", "fp32"),
     "odd": (False, True),  # absent parameters and weights
@@ -90,6 +91,7 @@ def config_of(daemon, tier, *more):
 def test_every_pair_of_choices_gives_the_bytes_of_the_reference(daemons, job, row):
     daemon = daemons(row["ranks"])
     tier = "host" if row["tier"] == "half" and row["stage"] < 3 else row["tier"]  # a ratio is of stage 3
+    tier += "-host" if row["parameters"] == "host" else ""
     options = {"micro_steps": row["micro_steps"], "absent": row["odd"], "weighted": row["odd"]}
     one = job(daemon, row["ranks"], steps=STEPS, stage=row["stage"], dtype=row["dtype"],
               config=config_of(daemon, tier, SMALL if row["odd"] else {}), **options)
@@ -142,7 +144,7 @@ def expected(ranks):
     return Run(ranks, trainers.SIZES, dtype="bf16", steps=LONG["steps"])
 
 
-@pytest.mark.parametrize("tier", ["gpu", "half", "nvme"])
+@pytest.mark.parametrize("tier", ["gpu", "half-host", "nvme"])
 def test_a_worker_that_is_killed_is_not_noticed(daemons, job, tier):
     daemon = daemons(2)
     one = job(daemon, 2, config=config_of(daemon, tier), **LONG).start()
@@ -155,7 +157,7 @@ def test_a_worker_that_is_killed_is_not_noticed(daemons, job, tier):
     assert {report["generation"] for report in result.reports} == {1}
 
 
-@pytest.mark.parametrize("tier, stage", [("gpu", 3), ("host", 1), ("nvme", 2)])
+@pytest.mark.parametrize("tier, stage", [("gpu-host", 3), ("host", 1), ("nvme", 2)])
 def test_ranks_go_on_in_their_processes_when_one_of_them_is_killed(daemons, job, tier, stage):
     daemon = daemons(3)
     one = job(daemon, 3, config=config_of(daemon, tier), lives=5, **{**LONG, "stage": stage}).start()

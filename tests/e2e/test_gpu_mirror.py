@@ -40,7 +40,7 @@ def job():
 LOST = "lost:150:CUDA_ERROR_HARDWARE_STACK_ERROR"
 
 
-@pytest.mark.parametrize("tier, every", [("gpu", 5), ("half", 1)])
+@pytest.mark.parametrize("tier, every", [("gpu", 5), ("half-host", 1)])
 def test_a_lost_gpu_takes_the_job_back_to_its_last_mirror_and_it_ends_with_the_same_bytes(job, tier, every):
     one = job(LOST, every, tier, lives=5)
     result = one.result()

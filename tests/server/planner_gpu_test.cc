@@ -130,6 +130,22 @@ TEST(PlannerGpu, AnOffloadedOptimizerRestsOnTheHost) {
   EXPECT_LT(plan.gpus[0].states, gpu.gpus[0].states);
 }
 
+TEST(PlannerGpu, OffloadedParametersRestOnTheHost) {
+  for (const char* optimizer : {"none", "cpu", "nvme"}) {
+    const JobPlan plan = Plan(absl::StrCat(
+        R"("stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": ")",
+        optimizer, R"("})"));
+    EXPECT_EQ(plan.config.parameter_tier(), model::v1::TIER_HOST);
+    EXPECT_EQ(plan.config.window(), model::v1::WINDOW_IN_PLACE);
+    auto lines = Lines(plan);
+    EXPECT_EQ(lines["worker 0 parameters host"], kHalf * 2);
+    EXPECT_EQ(lines.count("worker 0 parameters gpu"), 0u);
+  }
+  EXPECT_EQ(Plan(R"("stage": 2, "offload_param": {"device": "cpu"})").config.parameter_tier(),
+            model::v1::TIER_GPU)
+      << "of stage 3 only";
+}
+
 TEST(PlannerGpu, MirrorsAreHostMemoryAndProtectWhatTheGpuHolds) {
   const JobPlan without = Plan(R"("stage": 3)");
   const JobPlan plan = Plan(R"("stage": 3)", R"("zeroshard": {"gpu_mirror_steps": 10}, )");
@@ -283,10 +299,8 @@ TEST_P(PlannerGpuRefuses, WithKeyAndReason) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, PlannerGpuRefuses,
-    ::testing::Values(Refusal{R"("stage": 3, "offload_param": {"device": "cpu"})", "",
-                              "offload_param.device", "rest in GPU memory"},
-                      Refusal{R"("stage": 3, "offload_param": {"device": "nvme"})", "",
-                              "offload_param.device", "rest in GPU memory"},
+    ::testing::Values(Refusal{R"("stage": 3, "offload_param": {"device": "nvme"})", "",
+                              "offload_param.device", "in host memory or in GPU memory"},
                       Refusal{R"("stage": 3)", R"("zeroshard": {"master": "none"}, )",
                               "zeroshard.master", "need a master"},
                       Refusal{R"("stage": 3)", R"("zeroshard": {"window": "in_place"}, )",

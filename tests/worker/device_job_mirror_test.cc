@@ -98,6 +98,9 @@ TEST(DeviceJobMirrorTest, AlsoOfOtherFormsAndOfStatesThatArePartlyOnTheHost) {
   ExpectTheBitsAfterALoss({.form = "adam_int8_split", .stage = 3, .mirror_steps = 2}, {0});
   ExpectTheBitsAfterALoss({.stage = 3, .tier = TIER_HOST, .ratio = 0.5, .mirror_steps = 2}, {1});
   ExpectTheBitsAfterALoss({.stage = 2, .tier = TIER_HOST, .mirror_steps = 2}, {1});
+  ExpectTheBitsAfterALoss(
+      {.stage = 3, .tier = TIER_HOST, .ratio = 0.5, .mirror_steps = 2, .host_parameters = true},
+      {0});
 }
 
 // One worker has applied the decided step, the other one has lost its device before it.

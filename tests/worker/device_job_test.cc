@@ -48,6 +48,20 @@ TEST(DeviceJobTest, StatesInEveryTierAndInSeveral) {
   }
 }
 
+TEST(DeviceJobTest, ParametersOnTheHost) {
+  for (const auto tier : {TIER_GPU, TIER_HOST, TIER_NVME}) {
+    for (const double ratio : {0.4, 1.0}) {
+      ExpectTheBitsOfTheHost(
+          {.stage = 3, .ranks = 3, .tier = tier, .ratio = ratio, .host_parameters = true});
+    }
+  }
+  ExpectTheBitsOfTheHost({.form = "adagrad",
+                          .stage = 3,
+                          .ranks = 1,
+                          .dtype = model::v1::DTYPE_FLOAT32,
+                          .host_parameters = true});
+}
+
 TEST(DeviceJobTest, OtherTypes) {
   ExpectTheBitsOfTheHost({.form = "adagrad", .dtype = model::v1::DTYPE_FLOAT32});
   ExpectTheBitsOfTheHost(

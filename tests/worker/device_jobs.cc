@@ -54,7 +54,8 @@ Values GradientsOf(uint32_t step, uint32_t micro, uint32_t rank) {
 std::string Describe(const DeviceCase& c) {
   return absl::StrCat(c.form, " stage ", c.stage, " ranks ", c.ranks, " micro-steps ",
                       c.micro_steps, " tier ", model::v1::Tier_Name(c.tier), " ratio ", c.ratio,
-                      " dtype ", model::v1::DType_Name(c.dtype), " lanes ", c.lanes);
+                      c.host_parameters ? " parameters on the host" : "", " dtype ",
+                      model::v1::DType_Name(c.dtype), " lanes ", c.lanes);
 }
 
 void PrintTo(const DeviceCase& c, std::ostream* out) { *out << Describe(c); }
@@ -117,8 +118,8 @@ void DeviceJob::UseDevices(LocalJobOptions& options, Where where) {
   config.set_tiered(true);
   config.set_optimizer_tier(case_.tier);
   config.set_optimizer_ratio(case_.ratio);
-  config.set_parameter_tier(model::v1::TIER_GPU);
-  config.set_window(model::v1::WINDOW_COPY);
+  config.set_parameter_tier(case_.host_parameters ? model::v1::TIER_HOST : model::v1::TIER_GPU);
+  config.set_window(case_.host_parameters ? model::v1::WINDOW_IN_PLACE : model::v1::WINDOW_COPY);
   config.set_gpu_mirror_steps(case_.mirror_steps);
   options.data_plane = &plane_;
   options.open_device = [this](JobMemory& memory) { return CudaShard::Open(memory, device_); };

@@ -28,6 +28,7 @@ struct DeviceCase {
   bool ranks_first = false;
   bool power = false;  // durability, of states on the NVMe tier
   uint32_t mirror_steps = 0;
+  bool host_parameters = false;
 };
 std::string Describe(const DeviceCase& c);
 void PrintTo(const DeviceCase& c, std::ostream* out);

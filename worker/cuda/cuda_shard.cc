@@ -56,6 +56,7 @@ absl::Status CudaShard::OpenAll() {
   ZS_RETURN_IF_ERROR(OpenMemory());
   ZS_RETURN_IF_ERROR(OpenTable());
   ZS_RETURN_IF_ERROR(UploadParameterTables());
+  ZS_RETURN_IF_ERROR(RegisterParameters());
   ZS_RETURN_IF_ERROR(OpenMirror());
   RegisterPartition();
   return absl::OkStatus();
@@ -187,6 +188,23 @@ absl::Status CudaShard::UploadParameterTables() {
   return absl::OkStatus();
 }
 
+// Kernels write new parameters to where they rest.
+absl::Status CudaShard::RegisterParameters() {
+  if (!HasHostParameters(memory_.config())) return absl::OkStatus();
+  std::vector<HostPart> parts;
+  for (uint32_t unit = 0; unit < memory_.layout().units().size(); ++unit) {
+    const GrainRange shard = memory_.plan().unit(unit).shard;
+    const uint64_t begin = WindowOffset(unit, shard.first_element());
+    parts.push_back({begin, WindowOffset(unit, shard.end * kGrainElements)});
+  }
+  absl::StatusOr<RegisteredParts> registered = RegisteredParts::Register(
+      *device_, {memory_.window(), memory_.layout().window_bytes()}, std::move(parts),
+      Access::kReadWrite, [this] { memory_.beats().fetch_add(1, std::memory_order_relaxed); });
+  ZS_RETURN_IF_ERROR(Annotate(registered.status(), "parameters that rest in host memory"));
+  host_parameters_ = *std::move(registered);
+  return absl::OkStatus();
+}
+
 void CudaShard::RegisterPartition() {
   const std::span<const DeviceImage> images = plan().images();
   if (std::all_of(images.begin(), images.end(),
@@ -201,6 +219,7 @@ void CudaShard::RegisterPartition() {
     accumulators = std::min(accumulators, unit.accumulator);
     accumulators_end =
         std::max(accumulators_end, unit.accumulator + unit.slice.elements() * accumulator_bytes);
+    if (unit.resident) continue;
     shards = std::min(shards, unit.shard_data);
     shards_end =
         std::max(shards_end, unit.shard_data +
@@ -236,7 +255,15 @@ DeviceAddress CudaShard::GradientAddress(uint32_t unit, uint64_t element) const 
   return shared_.address() + plan().unit(unit).accumulator + (element - first) * bytes;
 }
 
+uint64_t CudaShard::WindowOffset(uint32_t unit, uint64_t element) const {
+  const Unit& described = memory_.layout().units()[unit];
+  return described.window_offset + element * SizeOf(described.dtype);
+}
+
 DeviceAddress CudaShard::ParameterAddress(uint32_t unit, uint64_t element) const {
+  if (host_parameters_.has_value()) {
+    return host_parameters_->address(WindowOffset(unit, element));
+  }
   const uint64_t first = memory_.plan().unit(unit).shard.first_element();
   const uint64_t bytes = SizeOf(memory_.layout().units()[unit].dtype);
   return shared_.address() + plan().unit(unit).parameters + (element - first) * bytes;

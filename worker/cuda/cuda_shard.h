@@ -15,6 +15,7 @@
 
 #include "device/cuda/device.h"
 #include "device/cuda/memory.h"
+#include "device/cuda/registered_parts.h"
 #include "device/cuda/stream.h"
 #include "storage/aligned_buffer.h"
 #include "storage/device_table.h"
@@ -101,6 +102,7 @@ class CudaShard final : public DeviceShard {
                                           uint64_t bytes);
   absl::Status OpenTable();
   absl::Status UploadParameterTables();
+  absl::Status RegisterParameters();
   // Locks what copies of offloaded chunks go from and to; copies of other memory are slower.
   void RegisterPartition();
   absl::Status MakeStaging();
@@ -112,6 +114,7 @@ class CudaShard final : public DeviceShard {
   DeviceAddress GradientAddress(uint32_t unit, uint64_t element) const;
   DeviceAddress ParameterAddress(uint32_t unit, uint64_t element) const;
   uint64_t ParameterOffset(uint32_t unit, uint64_t element) const;  // in the partition
+  uint64_t WindowOffset(uint32_t unit, uint64_t element) const;
 
   // Mirrors (cuda_shard_mirror.cc).
   absl::Status OpenMirror();
@@ -161,7 +164,8 @@ class CudaShard final : public DeviceShard {
   RegisteredHost counters_;
   std::optional<DeviceTable> table_;
   std::optional<PartitionPages> pages_;
-  std::vector<RegisteredHost> registered_;  // parts of the partition
+  std::optional<RegisteredParts> host_parameters_;  // where they rest on the host
+  std::vector<RegisteredHost> registered_;          // parts of the partition
   bool registered_shards_ = false;
   std::shared_ptr<UniqueFd> doorbell_;
 

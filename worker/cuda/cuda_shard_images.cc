@@ -176,6 +176,10 @@ absl::Status CudaShard::Demote(std::span<const uint32_t> images) {
 
 absl::Status CudaShard::ReadParameters(uint32_t unit, GrainRange grains, std::byte* values) {
   const uint64_t bytes = grains.elements() * SizeOf(memory_.layout().units()[unit].dtype);
+  if (host_parameters_.has_value()) {
+    std::memcpy(values, memory_.window() + WindowOffset(unit, grains.first_element()), bytes);
+    return absl::OkStatus();
+  }
   const DeviceAddress from = ParameterAddress(unit, grains.first_element());
   for (uint64_t at = 0; at < bytes; at += kCopyBytes) {
     ZS_RETURN_IF_ERROR(
@@ -188,6 +192,10 @@ absl::Status CudaShard::ReadParameters(uint32_t unit, GrainRange grains, std::by
 
 absl::Status CudaShard::WriteParameters(uint32_t unit, GrainRange grains, const std::byte* values) {
   const uint64_t bytes = grains.elements() * SizeOf(memory_.layout().units()[unit].dtype);
+  if (host_parameters_.has_value()) {
+    std::memcpy(memory_.window() + WindowOffset(unit, grains.first_element()), values, bytes);
+    return absl::OkStatus();
+  }
   const DeviceAddress to = ParameterAddress(unit, grains.first_element());
   for (uint64_t at = 0; at < bytes; at += kCopyBytes) {
     ZS_RETURN_IF_ERROR(

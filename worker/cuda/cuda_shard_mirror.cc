@@ -79,6 +79,12 @@ absl::Status CudaShard::EnqueueMirror(std::byte* half) {
   for (uint32_t unit = 0; unit < memory_.layout().units().size(); ++unit) {
     const uint64_t bytes =
         memory_.plan().unit(unit).shard.elements() * SizeOf(memory_.layout().units()[unit].dtype);
+    if (host_parameters_.has_value()) {
+      ZS_RETURN_IF_ERROR(
+          ReadParameters(unit, memory_.plan().unit(unit).shard, half + places.parameters(unit)));
+      memory_.beats().fetch_add(1, std::memory_order_relaxed);
+      continue;
+    }
     ZS_RETURN_IF_ERROR(copy(half + places.parameters(unit),
                             shared_.address() + plan().unit(unit).parameters, bytes));
   }

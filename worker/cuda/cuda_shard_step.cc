@@ -271,6 +271,7 @@ absl::Status CudaShard::FetchedGradients(uint32_t later) {
 }
 
 absl::Status CudaShard::SendParameters(std::span<const uint32_t> chunks) {
+  if (host_parameters_.has_value()) return absl::OkStatus();
   for (const uint32_t chunk : chunks) {
     const ChunkPlan& part = memory_.plan().chunks()[chunk];
     ZS_FAULT_POINT("worker.device.send");
