@@ -31,15 +31,13 @@ absl::Status Link::Finish() {
   return end_;
 }
 
-absl::StatusOr<trainer::v1::HelloReply> Link::AwaitHello(absl::Duration timeout) {
+absl::StatusOr<std::optional<trainer::v1::HelloReply>> Link::AwaitHello(absl::Duration timeout) {
   {
     absl::MutexLock lock(&mu_);
     const auto settled = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
       return hello_ != nullptr || broken_ || !refused_.ok();
     };
-    if (!mu_.AwaitWithTimeout(absl::Condition(&settled), timeout)) {
-      return absl::DeadlineExceededError("the worker does not answer");
-    }
+    if (!mu_.AwaitWithTimeout(absl::Condition(&settled), timeout)) return std::nullopt;
     if (hello_ != nullptr) return std::move(*hello_);
     if (!refused_.ok()) return refused_;
   }

@@ -10,6 +10,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -37,8 +38,9 @@ class Link final
   // Cancels the call and waits for its end.
   ~Link() override;
 
-  // The reply to Hello, or why there is none. One caller, once.
-  absl::StatusOr<trainer::v1::HelloReply> AwaitHello(absl::Duration timeout);
+  // The reply to Hello, or why there is none; nullopt: neither came in time. One caller, not again
+  // after a reply.
+  absl::StatusOr<std::optional<trainer::v1::HelloReply>> AwaitHello(absl::Duration timeout);
   void Send(SharedRequest request);
   // Cancels the call unless it has ended, waits for the end and returns how it ended.
   absl::Status Finish();

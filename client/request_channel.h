@@ -83,6 +83,7 @@ class RequestChannel final : private StreamOwner {
   void WithUnfinished(const std::function<void(const std::vector<SharedRequest>&)>&) override;
   void OnFailure(uint64_t id, absl::Status reason) override;
   void OnBroken(absl::Status reason) override;
+  absl::Status Verdict() const override { return completions_.PoisonReason(); }
 
   // Keeps the first reason why nothing will complete any more.
   void Fail(const absl::Status& reason);

@@ -80,7 +80,8 @@ class Stream::Impl {
   absl::Status Open() {
     const absl::Time start = absl::Now();
     auto link = Connect(/*reconnect=*/false);
-    while (!link.ok() && MayBeEarly(link.status()) && absl::Now() - start < kUnknownPatience) {
+    while (!link.ok() && MayBeEarly(link.status()) && owner_->Verdict().ok() &&
+           absl::Now() - start < kUnknownPatience) {
       absl::SleepFor(kLastBackoff / 10);
       link = Connect(/*reconnect=*/false);
     }
@@ -127,19 +128,23 @@ class Stream::Impl {
     auto link = Link::Start(std::move(channel), std::move(hello),
                             {.on_failure = [this](const auto& failure) { OnFailure(failure); },
                              .on_broken = [this] { OnBroken(); }});
-    ZS_ASSIGN_OR_RETURN(trainer::v1::HelloReply reply, AwaitHello(*link));
+    ZS_ASSIGN_OR_RETURN(trainer::v1::HelloReply reply, AwaitHello(*link, reconnect));
     if (!reconnect) hello_ = std::move(reply);
     return link;
   }
 
-  // In slices, so that a closing session need not wait for a worker that is stopped.
-  absl::StatusOr<trainer::v1::HelloReply> AwaitHello(Link& link) {
+  // In slices, so that a closing session need not wait for a worker that is stopped, nor a new one
+  // for a worker that is not started again.
+  absl::StatusOr<trainer::v1::HelloReply> AwaitHello(Link& link, bool reconnect) {
     const absl::Time deadline = absl::Now() + options_.hello_timeout;
     while (true) {
-      auto reply = link.AwaitHello(kHelloSlice);
-      if (reply.ok() || !absl::IsDeadlineExceeded(reply.status())) return reply;
+      ZS_ASSIGN_OR_RETURN(auto reply, link.AwaitHello(kHelloSlice));
+      if (reply.has_value()) return *std::move(reply);
+      if (!reconnect) ZS_RETURN_IF_ERROR(owner_->Verdict());
       absl::MutexLock lock(&mu_);
-      if (stopping_ || absl::Now() >= deadline) return reply;
+      if (stopping_ || absl::Now() >= deadline) {
+        return absl::DeadlineExceededError("the worker does not answer");
+      }
     }
   }
 

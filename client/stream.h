@@ -42,6 +42,8 @@ class StreamOwner {
   virtual void OnFailure(uint64_t id, absl::Status reason) = 0;
   // The stream is given up.
   virtual void OnBroken(absl::Status reason) = 0;
+  // OK, or why no worker will answer the first Hello any more: asked while there is no answer.
+  virtual absl::Status Verdict() const = 0;
 };
 
 class Stream {

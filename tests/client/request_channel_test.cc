@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "base/fd_passing.h"
 #include "client/fork_guard.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -96,6 +97,23 @@ TEST_F(RequestChannelTest, ARefusedHelloIsTheAnswerOfOpen) {
   const auto channel = RequestChannel::Open(fake_.page(), {.socket = fake_.socket()}, kLong);
   EXPECT_TRUE(absl::IsPermissionDenied(channel.status())) << channel.status();
   EXPECT_THAT(std::string(channel.status().message()), HasSubstr("another generation"));
+}
+
+// As when a worker died for good before it got to the Hello: its socket is the server's.
+TEST_F(RequestChannelTest, AReasonInThePageEndsAHelloThatNobodyAnswers) {
+  fake_.Stop();
+  const auto listener = ListenUnix(fake_.socket(), 0600, UnixSocketType::kStream);
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  for (const absl::StatusCode code :
+       {absl::StatusCode::kUnavailable, absl::StatusCode::kDeadlineExceeded}) {
+    fake_.page().reason_code = 0;
+    fake_.PoisonPage(absl::Status(code, "device lost: cuda:0"));
+    const absl::Time start = absl::Now();
+    const auto channel = RequestChannel::Open(fake_.page(), {.socket = fake_.socket()}, kLong);
+    EXPECT_EQ(channel.status().code(), code) << channel.status();
+    EXPECT_THAT(std::string(channel.status().message()), HasSubstr("device lost: cuda:0"));
+    EXPECT_LT(absl::Now() - start, absl::Seconds(5));
+  }
 }
 
 TEST_F(RequestChannelTest, AWorkerThatHasNotHeardOfTheRankYetIsAskedAgain) {
