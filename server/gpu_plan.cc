@@ -93,7 +93,11 @@ GpuHomes GpuHomesOf(const JobPlan& plan, const PartitionPlan& partition, const D
   GpuHomes homes;
   homes.states.resize(layout.units().size());
   for (const DeviceImage& image : device.images()) {
-    if (image.elements == 0 || !OnGpu(plan, image)) continue;
+    if (image.elements == 0) continue;
+    if (!OnGpu(plan, image)) {
+      homes.offloads = true;
+      continue;
+    }
     const uint64_t begin = image.begin / kGrainElements;
     const GrainRange run = {begin, begin + image.elements / kGrainElements};
     std::vector<GrainRange>& runs = homes.states[image.unit];
@@ -114,12 +118,9 @@ GpuHomes GpuHomesOf(const JobPlan& plan, const PartitionPlan& partition, const D
   const uint64_t g = accumulator.ok() ? SizeOf(*accumulator) : sizeof(float);
   for (uint32_t u = 0; u < layout.units().size(); ++u) {
     const UnitPlan& unit = partition.unit(u);
-    // What is offloaded has its gradients and parameters on the host too, while it is updated.
-    const std::vector<GrainRange> runs =
-        unit.has_optimizer ? homes.states[u] : std::vector<GrainRange>{unit.shard};
-    homes.unbacked_bytes += PagesOf(runs, unit.slice, unit.accumulator, g);
+    homes.unbacked_bytes += PagesOf({unit.slice}, unit.slice, unit.accumulator, g);
     homes.unbacked_bytes +=
-        PagesOf(runs, unit.shard, unit.shard_data, SizeOf(layout.units()[u].dtype));
+        PagesOf({unit.shard}, unit.shard, unit.shard_data, SizeOf(layout.units()[u].dtype));
   }
   return homes;
 }
@@ -139,11 +140,16 @@ absl::Status AddGpu(const PartitionPlan& partition, size_t own, JobPlan& plan) {
     add(WorkerRegion::KIND_DEVICE_MIRROR,
         MirrorPlan::Create(plan.layout.front(), partition, device, plan.config).bytes());
   }
+  const uint64_t ring =
+      homes.offloads ? DeviceRingOf(plan.layout.front(), partition, plan.config, plan.lanes).bytes()
+                     : 0;
+  plan.staging_bytes += ring;
   const TrainerGpuBytes trainer = TrainerGpuBytesOf(plan.layout.front(), plan.config);
   plan.gpus.push_back({.shared = device.shared_bytes(),
                        .states = device.states_bytes(),
                        .trainer = trainer.parameters + trainer.gradients,
-                       .home = homes.bytes});
+                       .home = homes.bytes,
+                       .ring = ring});
   return absl::OkStatus();
 }
 

@@ -250,8 +250,8 @@ absl::Status Ledger::AddWorker(uint32_t w) {
   return absl::OkStatus();
 }
 
-// What of the devices' memory is not state are spare images and tables. On the host, what is
-// offloaded has its gradients and parameters while it is updated.
+// What of the devices' memory is not state are spare images and tables. On the host, gradients and
+// parameters of what is offloaded go through a ring.
 void Ledger::AddGpu(const PartitionPlan& partition, uint32_t w, const WorkerSums& sums) {
   const std::string holder = absl::StrCat("worker ", w);
   const GpuBytes& gpu = plan_.gpus[w - plan_.placement.first_worker()];
@@ -259,7 +259,7 @@ void Ledger::AddGpu(const PartitionPlan& partition, uint32_t w, const WorkerSums
   Add("slots", holder, room - std::min(room, sums.data_at[kGpu]), 0, "", "gpu");
   const uint64_t region = RegionMemory(WorkerRegion::KIND_PARTITION, w);
   const uint64_t listed = sums.host + partition.totals().records;
-  Add("offload staging", holder, region - std::min(region, listed), 0, "");
+  Add("offload staging", holder, region - std::min(region, listed) + gpu.ring, 0, "");
   Add("device table", holder, RegionMemory(WorkerRegion::KIND_DEVICE_TABLE, w), 0, "");
   Add("mirror", holder, RegionMemory(WorkerRegion::KIND_DEVICE_MIRROR, w), 0, "");
 }

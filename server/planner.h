@@ -60,6 +60,7 @@ struct GpuBytes {
   uint64_t states = 0;   // KIND_DEVICE_STATES
   uint64_t trainer = 0;  // the rank's own, at most
   uint64_t home = 0;     // bytes of the worker's states that rest there
+  uint64_t ring = 0;     // of the host: gradients and parameters of what is offloaded go through it
   uint64_t total() const { return shared + states + trainer; }
 };
 

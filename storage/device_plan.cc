@@ -44,7 +44,34 @@ absl::Status CheckConfig(const Layout& layout, const PartitionPlan& partition,
   return absl::OkStatus();
 }
 
+// Of the ring; it is larger where lanes need it.
+constexpr uint64_t kRingBytes = uint64_t{256} << 20;
+constexpr uint64_t kLeastParcelsOfLane = 3;
+constexpr uint64_t kMostParcelsOfLane = 12;
+constexpr uint64_t kRingAlignment = 4096;
+
 }  // namespace
+
+DeviceRing DeviceRingOf(const Layout& layout, const PartitionPlan& partition,
+                        const model::v1::EngineConfig& config, uint32_t lanes) {
+  const auto accumulator = DTypeFromProto(config.accumulator_dtype());
+  const uint64_t element_bytes = accumulator.ok() ? SizeOf(*accumulator) : sizeof(float);
+  DeviceRing ring;
+  uint64_t parameters = 0;
+  for (const ChunkPlan& chunk : partition.chunks()) {
+    ring.gradient_bytes = std::max(ring.gradient_bytes, chunk.elements * element_bytes);
+    if (HasHostParameters(config)) continue;
+    parameters = std::max(parameters, chunk.elements * SizeOf(layout.units()[chunk.unit].dtype));
+  }
+  ring.gradient_bytes = RoundUpTo(ring.gradient_bytes, kRingAlignment);
+  ring.parcel_bytes = ring.gradient_bytes + RoundUpTo(parameters, kRingAlignment);
+  if (ring.parcel_bytes == 0) return ring;
+  const uint64_t wanted = std::max<uint64_t>(
+      kLeastParcelsOfLane * lanes,
+      std::min<uint64_t>(kMostParcelsOfLane * lanes, kRingBytes / ring.parcel_bytes));
+  ring.parcels = std::min<uint64_t>(partition.chunks().size(), wanted);
+  return ring;
+}
 
 absl::StatusOr<DevicePlan> DevicePlan::Create(const Layout& layout, const PartitionPlan& partition,
                                               const model::v1::EngineConfig& config) {

@@ -64,6 +64,18 @@ struct DeviceImage {
   std::vector<PartitionArray> arrays = {};
 };
 
+// Memory of a worker process on the host, through which gradients and new parameters go of chunks
+// that are computed there: three parcels a lane (one that is computed, one that comes, one that
+// goes), more where they are small, and no more than there are chunks.
+struct DeviceRing {
+  uint64_t parcels = 0;
+  uint64_t gradient_bytes = 0;  // room in a parcel, before the parameters
+  uint64_t parcel_bytes = 0;    // a multiple of 4096
+  uint64_t bytes() const { return parcels * parcel_bytes; }
+};
+DeviceRing DeviceRingOf(const Layout& layout, const PartitionPlan& partition,
+                        const model::v1::EngineConfig& config, uint32_t lanes);
+
 class DevicePlan {
  public:
   // Whether a job with this configuration has one.

@@ -70,6 +70,7 @@ struct DeviceCountersOfWorker {
   uint64_t free_bytes = 0;  // of the device
   absl::Duration busy;      // in passes
   absl::Duration mirror;    // from the start of each mirror to its end
+  uint64_t ring_bytes = 0;  // host memory through which gradients and parameters go
 };
 
 class DeviceShard : public ChunkTier {
@@ -118,12 +119,28 @@ class DeviceShard : public ChunkTier {
   // Waits until all are done.
   virtual absl::Status FinishUpdates() = 0;
 
-  // For chunks that are computed on the host: their gradients are brought to the accumulators of
-  // the partition; FetchedGradients waits for those of all but the last `later` calls.
-  virtual absl::Status FetchGradients(std::span<const uint32_t> chunks) = 0;
-  virtual absl::Status FetchedGradients(uint32_t later) = 0;
-  // And their parameters from the partition's shard to the device; SentParameters waits for all.
-  virtual absl::Status SendParameters(std::span<const uint32_t> chunks) = 0;
+  // Chunks that are computed on the host go through a ring of registered memory: gradients come
+  // into a chunk's parcel, lanes read them and leave its new parameters there, these go to the
+  // device, and the room is free again. So copies run while others are computed, and host memory is
+  // the ring's.
+  //
+  // OpenRing comes before each pass, waits for what a failed one left on its way, and returns how
+  // many parcels there are: three for each lane, unless that is more than there are chunks.
+  virtual absl::StatusOr<uint32_t> OpenRing(uint32_t lanes) = 0;
+  // Begins to bring the gradients; false: no parcel is free now.
+  virtual absl::StatusOr<bool> FetchGradients(uint32_t chunk) = 0;
+  virtual absl::StatusOr<bool> HasGradients(uint32_t chunk) = 0;
+  virtual absl::Status AwaitGradients(uint32_t chunk) = 0;
+  // From FetchGradients to SendParameters; of the chunk's first element. Any thread. Parameters
+  // that rest on the host are not in parcels.
+  struct Parcel {
+    std::byte* gradients = nullptr;
+    std::byte* parameters = nullptr;
+  };
+  virtual Parcel parcel(uint32_t chunk) const = 0;
+  virtual absl::Status SendParameters(uint32_t chunk) = 0;
+  // Waits until the chunk's parameters, or those of all chunks, are on the device.
+  virtual absl::Status SentParameters(uint32_t chunk) = 0;
   virtual absl::Status SentParameters() = 0;
 
   // Mirrors in host memory, of jobs that have them (storage/device_mirror.h). StartMirror enqueues

@@ -19,7 +19,7 @@ class NvmeTier::Impl {
   ~Impl();
 
   absl::Status Init(const NvmePlan& plan);
-  absl::Status Run(std::span<const TierItem> items, TierWork work);
+  absl::Status Run(std::span<const TierItem> items, TierWork work, TierFeed* feed);
   absl::Status Seal(const std::string& extra, uint64_t revision);
 
   TierStore& store() { return *store_; }
@@ -45,11 +45,12 @@ absl::Status NvmeTier::Impl::Init(const NvmePlan& plan) {
   return mover_->Prepare();
 }
 
-absl::Status NvmeTier::Impl::Run(std::span<const TierItem> items, TierWork work) {
+absl::Status NvmeTier::Impl::Run(std::span<const TierItem> items, TierWork work, TierFeed* feed) {
   const absl::Duration begin = SystemClock().Elapsed();
   ZS_RETURN_IF_ERROR(mover_->Prepare());
   store_->ForgiveIfExhausted();
-  const absl::Status status = TierPass({*store_, *mover_, options_, counters_}, items, work).Run();
+  const absl::Status status =
+      TierPass({*store_, *mover_, options_, counters_, feed}, items, work).Run();
   if (mover_->failed()) mover_->Settle();
   counters_.passes += SystemClock().Elapsed() - begin;
   return status;
@@ -107,8 +108,8 @@ absl::Status NvmeTier::Begin(uint64_t attempt, uint64_t step) {
 }
 bool NvmeTier::Prepared(uint32_t image) const { return impl_->store().Prepared(image); }
 
-absl::Status NvmeTier::Run(std::span<const TierItem> items, Work work) {
-  return impl_->Run(items, work);
+absl::Status NvmeTier::Run(std::span<const TierItem> items, Work work, TierFeed* feed) {
+  return impl_->Run(items, work, feed);
 }
 
 absl::Status NvmeTier::Seal(const std::string& extra, uint64_t revision) {

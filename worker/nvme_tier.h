@@ -67,8 +67,8 @@ class NvmeTier {
   // writes is prepared. Items name each image at most once. Returns the first
   // error, after everything in flight has ended or timed out: of an I/O
   // operation that was tried again in vain (with file and offset), DataLoss for
-  // an image that is not what it should be, or that of `work`.
-  absl::Status Run(std::span<const TierItem> items, Work work);
+  // an image that is not what it should be, or that of `work` or `feed`, which may be null.
+  absl::Status Run(std::span<const TierItem> items, Work work, TierFeed* feed = nullptr);
 
   // What the open attempt has prepared survives the loss of power afterwards
   // (durability power; nothing to do otherwise). `extra` is stored with it.

@@ -252,12 +252,15 @@ absl::Status Shard::Apply(const ApplyJob& job) const {
   return ApplyOnTier(job, updates, touched.on_nvme);
 }
 
+ProtectedPass Shard::ProtectedApply(const ApplyJob& job) const {
+  return {accumulators_.undo(),
+          {.tag = MakeTag(job.attempt, kApplyMicroStep) << 1 | 1, .op = kApplyOp}};
+}
+
 void Shard::ApplyOnHost(const ApplyJob& job, std::span<const UnitUpdate> updates,
                         std::span<const uint32_t> chunks, const std::vector<bool>& silent) const {
-  const ProtectedPass pass{accumulators_.undo(),
-                           {.tag = MakeTag(job.attempt, kApplyMicroStep) << 1 | 1, .op = kApplyOp}};
   RunProtected(
-      pass, absl::MakeConstSpan(chunks.data(), chunks.size()),
+      ProtectedApply(job), absl::MakeConstSpan(chunks.data(), chunks.size()),
       [&](size_t items, auto fn) { pool_->ParallelFor(items, fn); },
       [&](uint32_t chunk) { return ApplyUndo(chunk); },
       [&](uint32_t chunk, uint64_t begin, uint64_t end) {

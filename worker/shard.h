@@ -211,17 +211,28 @@ class Shard {
   void ApplyOnHost(const ApplyJob& job, std::span<const UnitUpdate> updates,
                    std::span<const uint32_t> chunks, const std::vector<bool>& silent) const;
   absl::Status ApplyOnTier(const ApplyJob& job, std::span<const UnitUpdate> updates,
-                           std::span<const uint32_t> chunks) const;
+                           std::span<const uint32_t> chunks, TierFeed* feed = nullptr) const;
   // Jobs with a data plane (shard_device.cc).
   absl::Status ApplyWithDevice(const ApplyJob& job, std::span<const UnitUpdate> updates,
                                const TouchedChunks& touched) const;
   absl::Status ApplyOffDevice(const ApplyJob& job, std::span<const UnitUpdate> updates,
                               const TouchedChunks& touched) const;
+  // What protects the update of chunks on the host.
+  ProtectedPass ProtectedApply(const ApplyJob& job) const;
+  // Chunks on the host whose gradients are in their parcels, and whose parameters are afterwards.
+  void ApplyParcels(const ApplyJob& job, std::span<const UnitUpdate> updates,
+                    std::span<const uint32_t> chunks) const;
+  // The update of a chunk whose gradients and parameters are in its parcel.
+  UpdatePass PassOfParcel(const UnitUpdate& update, const UpdateArrays& arrays,
+                          uint32_t chunk) const;
+  // Those that a predecessor left in the middle first, and how many these are.
+  size_t TornFirst(const ApplyJob& job, std::vector<uint32_t>& chunks) const;
   DeviceUpdate UpdateOnDevice(const UnitUpdate& update, uint32_t chunk) const;
   bool ParametersOnDevice() const;
-  // The whole chunk's parameters go to the device, if they rest there: also those that no segment
-  // touches are made, each of its master.
-  void CompleteParameters(const UnitUpdate& update, const UnitState& state, uint32_t chunk) const;
+  // The whole chunk's parameters go to the device, if they rest there: also those that this pass
+  // has not computed are made, each of its master.
+  void CompleteParameters(const UnitUpdate& update, const UnitState& state, uint32_t chunk,
+                          uint64_t computed) const;
   // Nothing to do where parameters are not on a device: the run's come to the partition; those of
   // the partition go there.
   absl::Status OpenParameters(uint32_t unit, GrainRange run) const;

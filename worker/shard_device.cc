@@ -1,7 +1,10 @@
 // The parts of a shard that know of a GPU: jobs with a data plane.
 #include <algorithm>
+#include <optional>
 #include <utility>
+#include <vector>
 
+#include "absl/types/span.h"
 #include "base/dtype.h"
 #include "base/fault_point.h"
 #include "base/status.h"
@@ -12,14 +15,40 @@
 namespace zeroshard {
 namespace {
 
-// Chunks on the host that are computed together, a lane: while one group is, the next one's
-// gradients come and the parameters of the one before go.
-constexpr size_t kGroupChunksOfLane = 4;
-
 GrainRange Intersect(GrainRange a, GrainRange b) {
   const uint64_t begin = std::max(a.begin, b.begin);
   return {begin, std::max(begin, std::min(a.end, b.end))};
 }
+
+// Of a pass over the NVMe tier: while images are read, computed and written, gradients come from
+// the device and parameters go there.
+class DeviceFeed final : public TierFeed {
+ public:
+  explicit DeviceFeed(DeviceShard& device) : device_(device) {}
+
+  absl::StatusOr<bool> Begin(const TierItem& item) override {
+    // What the device updates by itself goes on.
+    ZS_RETURN_IF_ERROR(device_.PollUpdates().status());
+    return IsUpdated(item) ? device_.FetchGradients(ChunkOf(item)) : true;
+  }
+  absl::StatusOr<bool> HasCome(const TierItem& item) override {
+    return IsUpdated(item) ? device_.HasGradients(ChunkOf(item)) : true;
+  }
+  absl::Status Leave(const TierItem& item) override {
+    return IsUpdated(item) ? device_.SendParameters(ChunkOf(item)) : absl::OkStatus();
+  }
+  absl::Status Arrive(const TierItem& item) override {
+    ZS_RETURN_IF_ERROR(device_.PollUpdates().status());
+    return device_.SentParameters(ChunkOf(item));
+  }
+
+ private:
+  // The parameters of others were sent when their states were updated.
+  static bool IsUpdated(const TierItem& item) { return item.read != kNoImage; }
+  static uint32_t ChunkOf(const TierItem& item) { return static_cast<uint32_t>(item.tag); }
+
+  DeviceShard& device_;
+};
 
 }  // namespace
 
@@ -60,8 +89,8 @@ absl::Status Shard::ReadDeviceParameters(uint32_t unit, std::span<const StateArr
   return absl::OkStatus();
 }
 
-void Shard::CompleteParameters(const UnitUpdate& update, const UnitState& state,
-                               uint32_t chunk) const {
+void Shard::CompleteParameters(const UnitUpdate& update, const UnitState& state, uint32_t chunk,
+                               uint64_t computed) const {
   if (!ParametersOnDevice()) return;
   const ChunkPlan& plan = memory_->plan().chunks()[chunk];
   const uint64_t end = plan.begin + plan.elements;
@@ -69,11 +98,26 @@ void Shard::CompleteParameters(const UnitUpdate& update, const UnitState& state,
                                [&](const UpdateSegment& segment) {
                                  return segment.begin <= plan.begin && segment.end >= end;
                                });
-  if (all) return;
-  const DType dtype = memory_->layout().units()[plan.unit].dtype;
+  if (all && computed == plan.elements) return;
   ConvertElements(state.arrays.param + plan.begin, DType::kFloat32,
-                  memory_->parameters_at_rest(plan.unit) + plan.begin * SizeOf(dtype), dtype,
-                  plan.elements);
+                  tiers_->device()->parcel(chunk).parameters,
+                  memory_->layout().units()[plan.unit].dtype, plan.elements);
+}
+
+UpdatePass Shard::PassOfParcel(const UnitUpdate& update, const UpdateArrays& arrays,
+                               uint32_t chunk) const {
+  const ChunkPlan& plan = memory_->plan().chunks()[chunk];
+  const DeviceShard::Parcel parcel = tiers_->device()->parcel(chunk);
+  UpdatePass pass = update.pass;
+  const DType grad_dtype = pass.arrays.grad_dtype;
+  pass.arrays = arrays;
+  pass.arrays.grad_dtype = grad_dtype;
+  pass.arrays.grad = parcel.gradients - plan.begin * SizeOf(grad_dtype);
+  pass.arrays.out =
+      ParametersOnDevice()
+          ? parcel.parameters - plan.begin * SizeOf(memory_->layout().units()[plan.unit].dtype)
+          : memory_->parameters_at_rest(plan.unit);
+  return pass;
 }
 
 DeviceUpdate Shard::UpdateOnDevice(const UnitUpdate& update, uint32_t chunk) const {
@@ -110,34 +154,79 @@ absl::Status Shard::ApplyWithDevice(const ApplyJob& job, std::span<const UnitUpd
   return device.SentParameters();
 }
 
+void Shard::ApplyParcels(const ApplyJob& job, std::span<const UnitUpdate> updates,
+                         std::span<const uint32_t> chunks) const {
+  std::vector<PreparedUpdate> prepared;
+  std::vector<uint32_t> place(memory_->plan().chunks().size());
+  std::vector<uint64_t> computed(chunks.size());
+  const auto unit_of = [&](uint32_t chunk) { return memory_->plan().chunks()[chunk].unit; };
+  for (const uint32_t chunk : chunks) {
+    const uint32_t unit = unit_of(chunk);
+    place[chunk] = static_cast<uint32_t>(prepared.size());
+    prepared.emplace_back(PassOfParcel(updates[unit], states_[unit].arrays, chunk));
+  }
+  RunProtected(
+      ProtectedApply(job), absl::MakeConstSpan(chunks.data(), chunks.size()),
+      [&](size_t items, auto fn) { pool_->ParallelFor(items, fn); },
+      [&](uint32_t chunk) { return ApplyUndo(chunk); },
+      [&](uint32_t chunk, uint64_t begin, uint64_t end) {
+        ZS_FAULT_POINT("worker.apply.group");
+        const uint64_t first = memory_->plan().chunks()[chunk].begin;
+        prepared[place[chunk]].Apply(first + begin, first + end);
+        computed[place[chunk]] += end - begin;
+      });
+  // What a predecessor has computed it may not have sent.
+  pool_->ParallelFor(chunks.size(), [&](size_t item, int) {
+    const uint32_t unit = unit_of(chunks[item]);
+    CompleteParameters(updates[unit], states_[unit], chunks[item], computed[item]);
+  });
+}
+
+size_t Shard::TornFirst(const ApplyJob& job, std::vector<uint32_t>& chunks) const {
+  const ProtectedPass pass = ProtectedApply(job);
+  std::vector<bool> torn(memory_->plan().chunks().size());
+  for (uint32_t lane = 0; lane < pass.area.lanes(); ++lane) {
+    const std::optional<UndoResume> in_flight = pass.area.InFlight(lane);
+    if (in_flight.has_value() && in_flight->key == pass.key) torn[in_flight->chunk] = true;
+  }
+  const auto rest = std::stable_partition(chunks.begin(), chunks.end(),
+                                          [&](uint32_t chunk) { return torn[chunk]; });
+  return static_cast<size_t>(rest - chunks.begin());
+}
+
 absl::Status Shard::ApplyOffDevice(const ApplyJob& job, std::span<const UnitUpdate> updates,
                                    const TouchedChunks& touched) const {
   DeviceShard& device = *tiers_->device();
-  const size_t size = kGroupChunksOfLane * static_cast<size_t>(pool_->lanes());
-  const auto group = [&](size_t begin) {
-    const std::span<const uint32_t> all = touched.on_host;
-    return all.subspan(std::min(begin, all.size()),
-                       std::min(size, all.size() - std::min(begin, all.size())));
-  };
-  ZS_RETURN_IF_ERROR(device.FetchGradients(group(0)));
-  for (size_t begin = 0; begin < touched.on_host.size(); begin += size) {
-    ZS_RETURN_IF_ERROR(device.FetchGradients(group(begin + size)));
-    ZS_RETURN_IF_ERROR(device.FetchedGradients(/*later=*/1));
-    ApplyOnHost(job, updates, group(begin), touched.silent);
-    pool_->ParallelFor(group(begin).size(), [&](size_t item, int) {
-      const uint32_t chunk = group(begin)[item];
-      const uint32_t unit = memory_->plan().chunks()[chunk].unit;
-      CompleteParameters(updates[unit], states_[unit], chunk);
-    });
-    // Also of chunks that a predecessor has updated: it may not have sent them.
-    ZS_RETURN_IF_ERROR(device.SendParameters(group(begin)));
+  if (touched.on_host.empty() && touched.on_nvme.empty()) return absl::OkStatus();
+  const uint32_t lanes =
+      std::max(static_cast<uint32_t>(pool_->lanes()), accumulators_.undo().lanes());
+  ZS_ASSIGN_OR_RETURN(const uint32_t parcels, device.OpenRing(lanes));
+  std::vector<uint32_t> chunks = touched.on_host;
+  const size_t torn = TornFirst(job, chunks);
+  const size_t group = std::max<size_t>(1, parcels / 3);
+  size_t fetched = 0;
+  // While a group is computed, gradients of the next one come and parameters of the one before go.
+  for (size_t begin = 0; begin < chunks.size();) {
+    size_t end = std::min(chunks.size(), begin + (begin == 0 ? std::max(group, torn) : group));
+    for (; fetched < std::min(chunks.size(), end + group); ++fetched) {
+      ZS_ASSIGN_OR_RETURN(const bool begun, device.FetchGradients(chunks[fetched]));
+      if (!begun) break;
+    }
+    end = std::min(end, fetched);
+    if (end == begin) {
+      ZS_RETURN_IF_ERROR(device.SentParameters());
+      continue;
+    }
+    const auto part = std::span<const uint32_t>(chunks).subspan(begin, end - begin);
+    for (const uint32_t chunk : part) ZS_RETURN_IF_ERROR(device.AwaitGradients(chunk));
+    ApplyParcels(job, updates, part);
+    for (const uint32_t chunk : part) ZS_RETURN_IF_ERROR(device.SendParameters(chunk));
     ZS_RETURN_IF_ERROR(device.PollUpdates().status());
+    begin = end;
   }
   if (touched.on_nvme.empty()) return absl::OkStatus();
-  ZS_RETURN_IF_ERROR(device.FetchGradients(touched.on_nvme));
-  ZS_RETURN_IF_ERROR(device.FetchedGradients(/*later=*/0));
-  ZS_RETURN_IF_ERROR(ApplyOnTier(job, updates, touched.on_nvme));
-  return device.SendParameters(touched.on_nvme);
+  DeviceFeed feed(device);
+  return ApplyOnTier(job, updates, touched.on_nvme, &feed);
 }
 
 }  // namespace zeroshard

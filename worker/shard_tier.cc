@@ -45,7 +45,7 @@ uint32_t Shard::ParameterImageHeld(uint32_t chunk) const {
 }
 
 absl::Status Shard::ApplyOnTier(const ApplyJob& job, std::span<const UnitUpdate> updates,
-                                std::span<const uint32_t> chunks) const {
+                                std::span<const uint32_t> chunks, TierFeed* feed) const {
   std::vector<TierItem> items;
   for (const uint32_t chunk : chunks) {
     TierItem item{.write = ParameterImageHeld(chunk), .tag = chunk};
@@ -56,11 +56,12 @@ absl::Status Shard::ApplyOnTier(const ApplyJob& job, std::span<const UnitUpdate>
     items.push_back(item);
   }
   ZS_RETURN_IF_ERROR(tiers_->nvme()->Open(job.attempt, job.step + 1));
-  return tiers_->nvme()->Run(items, [&](const TierItem& item, const TierBuffers& buffers) {
+  const auto update = [&](const TierItem& item, const TierBuffers& buffers) {
     const uint32_t unit = memory_->plan().chunks()[item.tag].unit;
     UpdateImage(updates[unit], item, buffers);
     return absl::OkStatus();
-  });
+  };
+  return tiers_->nvme()->Run(items, update, feed);
 }
 
 // One chunk whose states are in an image, or whose parameters are.
@@ -72,15 +73,20 @@ void Shard::UpdateImage(const UnitUpdate& update, const TierItem& item,
   if (item.read != kNoImage) {
     ZS_FAULT_POINT("worker.tier.apply.chunk");
     state = StateInImage(state, chunk, tiers_->shape(item.read), buffers.read);
-    UpdatePass pass = update.pass;
-    UpdateArrays arrays = state.arrays;
-    arrays.grad = pass.arrays.grad;
-    arrays.grad_dtype = pass.arrays.grad_dtype;
-    pass.arrays = arrays;
-    const PreparedUpdate silent(pass);
-    if (item.write == kNoImage) pass.arrays.out = memory_->parameters_at_rest(chunk.unit);
-    ApplyRange(silent, PreparedUpdate(pass), chunk.unit, chunk.begin, end);
-    CompleteParameters(update, state, static_cast<uint32_t>(item.tag));
+    if (tiers_->device() != nullptr) {
+      const auto number = static_cast<uint32_t>(item.tag);
+      PreparedUpdate(PassOfParcel(update, state.arrays, number)).Apply(chunk.begin, end);
+      CompleteParameters(update, state, number, chunk.elements);
+    } else {
+      UpdatePass pass = update.pass;
+      UpdateArrays arrays = state.arrays;
+      arrays.grad = pass.arrays.grad;
+      arrays.grad_dtype = pass.arrays.grad_dtype;
+      pass.arrays = arrays;
+      const PreparedUpdate silent(pass);
+      if (item.write == kNoImage) pass.arrays.out = memory_->parameters_at_rest(chunk.unit);
+      ApplyRange(silent, PreparedUpdate(pass), chunk.unit, chunk.begin, end);
+    }
     StreamFence();
   }
   if (item.write != kNoImage) {

@@ -73,11 +73,11 @@ absl::Status StateTier::Seal(const std::string& extra, uint64_t revision) {
   return tier_->Seal(extra, revision);
 }
 
-absl::Status StateTier::Run(std::span<const TierItem> items, NvmeTier::Work work) {
+absl::Status StateTier::Run(std::span<const TierItem> items, NvmeTier::Work work, TierFeed* feed) {
   ZS_RETURN_IF_ERROR(FollowCommit());
   if (items.empty()) return absl::OkStatus();
   ZS_FAULT_STATUS("worker.tier.run");
-  return tier_->Run(items, work);
+  return tier_->Run(items, work, feed);
 }
 
 absl::Status StateTier::Promote(std::span<const uint32_t> images) {

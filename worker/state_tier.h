@@ -43,7 +43,7 @@ class StateTier final : public ChunkTier {
   // Opens an attempt for writing; when it is committed, `step` steps are. Nothing to do for the one
   // that is open.
   absl::Status Open(uint64_t attempt, uint64_t step);
-  absl::Status Run(std::span<const TierItem> items, NvmeTier::Work work);
+  absl::Status Run(std::span<const TierItem> items, NvmeTier::Work work, TierFeed* feed = nullptr);
   // Durability `power`, see NvmeTier. Whether the committed state needs a manifest before a step
   // may begin: there is none yet, or something was put or restored since.
   bool NeedsSeal(uint64_t revision) const { return tier_->NeedsSeal(revision); }

@@ -15,6 +15,7 @@ namespace {
 constexpr int kMaxReads = 3;
 constexpr absl::Duration kSlice = absl::Milliseconds(50);
 constexpr absl::Duration kDrainSlice = absl::Milliseconds(5);
+constexpr absl::Duration kFeedSlice = absl::Microseconds(200);
 
 absl::Duration Now() { return SystemClock().Elapsed(); }
 
@@ -25,6 +26,7 @@ TierPass::TierPass(const TierPassContext& context, std::span<const TierItem> ite
       mover_(context.mover),
       options_(context.options),
       counters_(context.counters),
+      feed_(context.feed),
       items_(items),
       work_(work),
       lanes_(options_.pool == nullptr ? 1 : static_cast<size_t>(options_.pool->lanes())),
@@ -51,11 +53,13 @@ size_t TierPass::EntryLimit() const {
 absl::Status TierPass::Run() {
   while (true) {
     if (error_.ok()) Admit();
+    Feed();
     if (next_ == items_.size() && free_entries_.size() == entries_.size()) break;
     Wait();
     Compute();
     if (!error_.ok()) {
       next_ = items_.size();
+      unfed_.clear();
       DropIdle();
     }
   }
@@ -107,6 +111,7 @@ absl::Status TierPass::AdmitOne(const TierItem& item) {
   if (item.write != kNoImage && !store_.Prepared(item.write)) {
     entry.targets[1].SetUp(item.write, entry.bytes.write);
   }
+  if (feed_ != nullptr) unfed_.push_back(&entry);
   if (item.read != kNoImage) {
     StartRead(entry);
   } else {
@@ -159,6 +164,11 @@ std::vector<TierPass::Entry*> TierPass::NextBatch() {
   const size_t limit = BatchLimit();
   for (size_t i = 0; i < ready_.size() && batch.size() < limit && error_.ok();) {
     Entry* entry = ready_[i];
+    if (!HasCome(*entry)) {
+      starved_ = true;
+      ++i;
+      continue;
+    }
     if (!ReserveSlots(*entry)) {
       blocked = true;
       ++i;
@@ -168,6 +178,7 @@ std::vector<TierPass::Entry*> TierPass::NextBatch() {
     ready_.erase(ready_.begin() + static_cast<ptrdiff_t>(i));
   }
   if (!blocked) blocked_since_.reset();
+  starved_ &= batch.empty();
   return batch;
 }
 
@@ -225,6 +236,12 @@ void TierPass::AfterLane(Entry& entry) {
     ready_.push_back(&entry);  // freed with the others
     return Fail(entry.status);
   }
+  if (entry.fed && !std::exchange(entry.left, true)) {
+    if (const absl::Status status = feed_->Leave(*entry.item); !status.ok()) {
+      ready_.push_back(&entry);
+      return Fail(status);
+    }
+  }
   StartWrites(entry);
   FreeIfDone(entry);
 }
@@ -260,12 +277,13 @@ void TierPass::StartWrites(Entry& entry) {
 
 void TierPass::Wait() {
   const bool blocked = blocked_since_.has_value();
-  const bool idle = blocked || !MayCompute();
+  const bool starved = std::exchange(starved_, false);
+  const bool idle = blocked || starved || !MayCompute();
   if (!error_.ok()) {
     for (TierMove* move : mover_.Withdraw()) OnWithdrawn(move);
   }
   const absl::Duration begin = Now();
-  const absl::Duration wait = blocked ? kDrainSlice : kSlice;
+  const absl::Duration wait = starved ? kFeedSlice : blocked ? kDrainSlice : kSlice;
   std::vector<TierMove*> ended = mover_.Turn(idle ? wait : absl::ZeroDuration());
   if (idle) counters_.waiting += Now() - begin;
   // Drives often end all that they were given at once. What takes its place is begun before this
@@ -274,6 +292,7 @@ void TierPass::Wait() {
     for (TierMove* move : ended) OnEnded(move);
     if (!error_.ok()) break;
     Admit();
+    Feed();
     ended = mover_.Turn(absl::ZeroDuration());
   }
   if (idle) {
@@ -331,7 +350,7 @@ void TierPass::OnWritten(Entry& entry, Target& target) {
   if (status.ok()) {
     ZS_FAULT_POINT("worker.tier.after_write");
     target.state = Output::kNone;
-    const absl::Status completed = store_.Complete(target.image, target.written);
+    const absl::Status completed = Complete(entry, target);
     ZS_FAULT_POINT("worker.tier.after_complete");
     FreeIfDone(entry);
     if (!completed.ok()) Fail(completed);

@@ -28,6 +28,7 @@ struct TierPassContext {
   TierMover& mover;  // prepared
   const NvmeTierOptions& options;
   TierCounters& counters;
+  TierFeed* feed = nullptr;  // without one the work needs nothing else
 };
 
 class TierPass {
@@ -66,6 +67,8 @@ class TierPass {
     bool read_again = false;  // because it was not what it should be
     bool damaged = false;     // it is not
     bool worked = false;
+    bool fed = false;     // what its work needs has begun to come
+    bool left = false;    // what its work made has begun to go
     absl::Status status;  // of the lane
     absl::Duration compute;
     Target targets[2];
@@ -84,6 +87,11 @@ class TierPass {
   void StartRead(Entry& entry);
   void TakeBuffer(Entry& entry, std::byte*& memory);
 
+  // Begins to bring what entries need, in the order in which they were admitted.
+  void Feed();
+  // Whether all is there that the entry's work needs.
+  bool HasCome(const Entry& entry);
+
   bool MayCompute() const;
   // Runs a batch of entries on the lanes; false when none is ready.
   bool Compute();
@@ -101,6 +109,7 @@ class TierPass {
   void OnWithdrawn(TierMove* move);
   void OnRead(Entry& entry);
   void OnWritten(Entry& entry, Target& target);
+  absl::Status Complete(const Entry& entry, const Target& target);
   // Once among those that are ready; also for a second reason.
   void MakeReady(Entry& entry);
   // Frees an entry that waits for nothing any more.
@@ -115,6 +124,7 @@ class TierPass {
   TierMover& mover_;
   const NvmeTierOptions& options_;
   TierCounters& counters_;
+  TierFeed* const feed_;
   const std::span<const TierItem> items_;
   const TierWork work_;
   const size_t lanes_;
@@ -123,6 +133,8 @@ class TierPass {
   std::vector<Entry*> free_entries_;
   std::vector<uint32_t> free_buffers_;
   std::deque<Entry*> ready_;                     // to be computed, or encoded again
+  std::deque<Entry*> unfed_;                     // with a feed
+  bool starved_ = false;                         // all that are ready wait for what they need
   uint32_t reading_ = 0;                         // entries
   uint32_t writing_ = 0;                         // images
   std::optional<absl::Duration> blocked_since_;  // no slot for the first that is ready

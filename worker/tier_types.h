@@ -109,6 +109,23 @@ struct TierBuffers {
 
 using TierWork = absl::FunctionRef<absl::Status(const TierItem&, const TierBuffers&)>;
 
+// What the work of a pass needs from elsewhere, and what it makes that goes elsewhere, beside the
+// images: gradients and parameters of a GPU. Copies of other items run while an item is computed.
+// Called on the loop thread, for every item that is worked on, in the order of the functions; an
+// error ends the pass.
+class TierFeed {
+ public:
+  virtual ~TierFeed() = default;
+  // What the item's work needs begins to come. False: there is no room now, to be asked again.
+  virtual absl::StatusOr<bool> Begin(const TierItem& item) = 0;
+  // Whether it has come. The work is not done before.
+  virtual absl::StatusOr<bool> HasCome(const TierItem& item) = 0;
+  // The work is done: what it made begins to go.
+  virtual absl::Status Leave(const TierItem& item) = 0;
+  // Waits until it is there. No image of the item is complete before.
+  virtual absl::Status Arrive(const TierItem& item) = 0;
+};
+
 struct TierPathCounters {
   uint64_t read_bytes = 0;  // of whole images
   uint64_t written_bytes = 0;

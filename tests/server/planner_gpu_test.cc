@@ -93,9 +93,10 @@ TEST(PlannerGpu, WithoutOffloadEverythingRestsOnTheGpu) {
   EXPECT_EQ(lines["rank 0 window gpu"], uint64_t{2} << 20) << "one page of the device";
   EXPECT_GT(lines["worker 0 slots gpu"], 0u);
   const JobPlan offloaded = Plan(R"("stage": 3, "offload_optimizer": {"device": "cpu"})");
-  // States, and gradients and parameters while they are updated, but for pages that others share.
+  // States, and the ring for gradients and parameters, but for pages that others share.
   EXPECT_NEAR(static_cast<double>(offloaded.memory_bytes() - plan.memory_bytes()),
-              2 * kHalf * (3 * 4 + 4 + 2), 8 * 4096);
+              2 * kHalf * 3 * 4 + 2 * offloaded.gpus[0].ring, 8 * 4096);
+  EXPECT_EQ(plan.gpus[0].ring, 0u);
 }
 
 TEST(PlannerGpu, WhatTheServerMakesForEachWorker) {
@@ -126,7 +127,9 @@ TEST(PlannerGpu, AnOffloadedOptimizerRestsOnTheHost) {
   EXPECT_EQ(lines.count("worker 0 exp_avg gpu"), 0u);
   EXPECT_EQ(lines["worker 0 gradients gpu"], kHalf * 4);
   EXPECT_EQ(lines["worker 0 parameters, shard gpu"], kHalf * 2);
-  EXPECT_GE(lines["worker 0 offload staging host"], kHalf * (4 + 2)) << "gradients and parameters";
+  EXPECT_GE(lines["worker 0 offload staging host"], kHalf * (4 + 2))
+      << "all chunks find room in the ring";
+  EXPECT_EQ(plan.gpus[0].ring, kHalf * (4 + 2));
   EXPECT_LT(plan.gpus[0].states, gpu.gpus[0].states);
 }
 

@@ -100,6 +100,12 @@ TEST_F(DeviceJobFaultsTest, TheDeviceIsLostWhileStatesAreOnTheHost) {
       [](int k) { return absl::StrCat("lost:", 3 * k); }, 5);
 }
 
+TEST_F(DeviceJobFaultsTest, TheDeviceIsLostWhileStatesAreOnDrives) {
+  Sweep(
+      {.ranks = 1, .tier = model::v1::TIER_NVME, .ratio = 0.8},
+      [](int k) { return absl::StrCat("lost:", 3 * k); }, 5);
+}
+
 TEST_F(DeviceJobFaultsTest, AnyLaunchFails) {
   Sweep(
       {.ranks = 1},
@@ -121,6 +127,12 @@ TEST_F(DeviceJobFaultsTest, AnyCopyFails) {
       [](int k) { return absl::StrCat("cuMemcpyDtoHAsync:", k, ":CUDA_ERROR_INVALID_VALUE"); }, 3);
   Sweep(
       {.ranks = 1, .tier = model::v1::TIER_HOST, .ratio = 0.5},
+      [](int k) { return absl::StrCat("cuMemcpyHtoDAsync:", k, ":CUDA_ERROR_INVALID_VALUE"); }, 3);
+  Sweep(
+      {.ranks = 1, .tier = model::v1::TIER_NVME, .ratio = 0.5},
+      [](int k) { return absl::StrCat("cuMemcpyDtoHAsync:", k, ":CUDA_ERROR_INVALID_VALUE"); }, 3);
+  Sweep(
+      {.ranks = 1, .tier = model::v1::TIER_NVME, .ratio = 0.5},
       [](int k) { return absl::StrCat("cuMemcpyHtoDAsync:", k, ":CUDA_ERROR_INVALID_VALUE"); }, 3);
 }
 

@@ -2,12 +2,14 @@
 // and tiers, they end with the bits of the same job on the host.
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/shared_memory.h"
+#include "tests/fakes/cuda/fake_cuda.h"
 #include "tests/storage/temp_dir.h"
 #include "tests/worker/device_jobs.h"
 #include "tests/worker/state_checkpoints.h"
@@ -21,6 +23,7 @@ using model::v1::TIER_NVME;
 using Where = DeviceJob::Where;
 
 constexpr uint32_t kSteps = 5;
+constexpr uint64_t kPage = 4096;
 
 void ExpectTheBitsOfTheHost(const DeviceCase& c) {
   DeviceJob job(c, Where::kDevice);
@@ -247,6 +250,29 @@ TEST(DeviceJobTest, MemoryOfWhatIsOnTheDeviceIsGivenBack) {
   job.Move(TIER_GPU);
   job.job().RunMoves();
   EXPECT_LT(backed(), records);
+}
+
+// Gradients and parameters of what is offloaded go through a ring, not through memory of their own.
+TEST(DeviceJobTest, OffloadedStatesTakeNoMemoryForAllGradients) {
+  std::optional<uint64_t> slow_copies;  // the test's own: those of a job without offloading
+  for (const auto tier : {TIER_GPU, TIER_HOST, TIER_NVME}) {
+    DeviceJob job({.ranks = 1, .tier = tier}, Where::kDevice);
+    const JobMemory& memory = job.job().memory(0);
+    const PartitionPlan& plan = memory.plan();
+    job.Train(0, 1);
+    const uint64_t backed = *AllocatedBytes(memory.partition_fd());
+    EXPECT_LT(backed, plan.totals().records + (16 << 10) +
+                          (tier == TIER_HOST ? 3 * plan.totals().master : 0));
+    const uint64_t copies = FakeCudaCalls("pageable copies");
+    job.Train(1, 3);
+    EXPECT_EQ(*AllocatedBytes(memory.partition_fd()), backed);
+    const uint64_t slow = FakeCudaCalls("pageable copies") - copies;
+    EXPECT_EQ(slow, slow_copies.value_or(slow));
+    slow_copies = slow;
+    ASSERT_GT(plan.chunks().size(), 12u);
+    EXPECT_EQ(job.device(0).counters().ring_bytes, tier == TIER_GPU ? 0 : 12 * (kPage + kPage))
+        << "twelve parcels a lane";
+  }
 }
 
 // The rank has arrived before its device has summed; the device rings the worker's doorbell.

@@ -193,8 +193,9 @@ class TierJob {
     return RunStep(StepItems(), attempt);
   }
 
-  absl::Status RunStep(const std::vector<TierItem>& items, uint64_t attempt) {
-    return tier_->Run(items, [&](const TierItem& item, const TierBuffers& buffers) {
+  absl::Status RunStep(const std::vector<TierItem>& items, uint64_t attempt,
+                       TierFeed* feed = nullptr) {
+    const auto work = [&](const TierItem& item, const TierBuffers& buffers) {
       const ChunkShape& shape = plan_->shape(item.read);
       for (size_t i = 0; i < shape.arrays().size(); ++i) {
         Advance(reinterpret_cast<char*>(buffers.read) + shape.offset(i), shape.arrays()[i].bytes,
@@ -206,7 +207,8 @@ class TierJob {
       auto* out = buffers.write + parameters.offset(0);
       for (size_t i = 0; i < parameters.arrays()[0].bytes; ++i) out[i] = state[2 * i];
       return absl::OkStatus();
-    });
+    };
+    return tier_->Run(items, work, feed);
   }
 
   // Does the step in the model.

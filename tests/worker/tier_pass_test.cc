@@ -3,11 +3,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <set>
 #include <utility>
 #include <vector>
 
+#include "base/status.h"
 #include "gtest/gtest.h"
 #include "tests/worker/tier_fixture.h"
 
@@ -139,6 +141,93 @@ TEST_P(TierPassTest, NoMoreStagingMemoryIsTouchedThanTheCachesHold) {
   // Whatever the caches are: what keeps the drive and the lane at work.
   const size_t blocks = (image_bytes + GetParam() - 1) / GetParam();
   EXPECT_EQ(touched(1), 2 * kDepth / blocks + 2);
+}
+
+// Room for so many items; each comes at the second look, and is there as late as it may be.
+class SlowFeed final : public TierFeed {
+ public:
+  static constexpr size_t kRoom = 5;
+
+  explicit SlowFeed(NvmeTier& tier) : tier_(tier) {}
+  absl::StatusOr<bool> Begin(const TierItem& item) override {
+    ZS_RETURN_IF_ERROR(Count());
+    while (!going_.empty() && coming_.size() + going_.size() == kRoom) going_.erase(going_.begin());
+    if (coming_.size() == kRoom) return false;
+    coming_[item.read] = 0;
+    return true;
+  }
+  absl::StatusOr<bool> HasCome(const TierItem& item) override {
+    ZS_RETURN_IF_ERROR(Count());
+    return ++coming_.at(item.read) > 1;
+  }
+  absl::Status Leave(const TierItem& item) override {
+    ZS_RETURN_IF_ERROR(Count());
+    coming_.erase(item.read);
+    going_.insert(item.read);
+    return absl::OkStatus();
+  }
+  absl::Status Arrive(const TierItem& item) override {
+    ZS_RETURN_IF_ERROR(Count());
+    EXPECT_TRUE(!item.rewrite || !tier_.Prepared(item.read) || !tier_.Prepared(item.write))
+        << "complete before what it made is there";
+    going_.erase(item.read);
+    return absl::OkStatus();
+  }
+
+  // The items that are on their way while `item` is computed, it included.
+  size_t Coming(const TierItem& item) const { return coming_.count(item.read) * coming_.size(); }
+  size_t calls() const { return calls_; }
+  void FailAt(size_t call) { fails_at_ = call; }
+
+ private:
+  absl::Status Count() {
+    return ++calls_ == fails_at_ ? absl::AbortedError("the device is lost") : absl::OkStatus();
+  }
+
+  NvmeTier& tier_;
+  std::map<uint32_t, int> coming_;  // by image, with the looks
+  std::set<uint32_t> going_;
+  size_t calls_ = 0;
+  size_t fails_at_ = 0;
+};
+
+TEST_P(TierPassTest, WhatTheNextItemsNeedComesWhileOneIsComputed) {
+  SlowFeed feed(job_.tier());
+  const std::vector<TierItem> items = job_.StepItems();
+  size_t left = items.size();
+  const auto work = [&](const TierItem& item, const TierBuffers&) {
+    const size_t coming = feed.Coming(item);
+    EXPECT_GE(coming, std::min<size_t>(2, left)) << "nothing comes for the next one";
+    EXPECT_LE(coming, SlowFeed::kRoom);
+    --left;
+    return absl::OkStatus();
+  };
+  ASSERT_EQ(job_.tier().Begin(1, 1), absl::OkStatus());
+  ASSERT_EQ(job_.tier().Run(items, work, &feed), absl::OkStatus());
+  EXPECT_EQ(left, 0u);
+}
+
+TEST(TierPassFeedTest, AnErrorAtAnyCallEndsThePassWhichMayBeRunAgain) {
+  size_t failed = 0;
+  for (bool clean = false; !clean; ++failed) {
+    TierJob job({.elements = {6 * 2048}, .parent = "/dev/shm"});
+    job.UsePool(0);
+    ASSERT_EQ(job.Open(), absl::OkStatus());
+    ASSERT_EQ(job.Fill(), absl::OkStatus());
+    ASSERT_EQ(job.tier().Begin(1, 1), absl::OkStatus());
+    SlowFeed feed(job.tier());
+    feed.FailAt(failed + 1);
+    const absl::Status status = job.RunStep(job.StepItems(), 1, &feed);
+    clean = status.ok();
+    ASSERT_TRUE(clean || absl::IsAborted(status)) << status;
+    SlowFeed again(job.tier());
+    ASSERT_EQ(job.RunStep(job.StepItems(), 1, &again), absl::OkStatus());
+    EXPECT_EQ(again.calls() == 0, clean);
+    ASSERT_EQ(job.tier().Commit(1), absl::OkStatus());
+    job.Expect(1);
+    ASSERT_EQ(job.Check(), absl::OkStatus());
+  }
+  EXPECT_GT(failed, 4u * 6);
 }
 
 }  // namespace

@@ -57,9 +57,7 @@ absl::Status CudaShard::OpenAll() {
   ZS_RETURN_IF_ERROR(OpenTable());
   ZS_RETURN_IF_ERROR(UploadParameterTables());
   ZS_RETURN_IF_ERROR(RegisterParameters());
-  ZS_RETURN_IF_ERROR(OpenMirror());
-  RegisterPartition();
-  return absl::OkStatus();
+  return OpenMirror();
 }
 
 CudaShard::~CudaShard() {
@@ -205,42 +203,6 @@ absl::Status CudaShard::RegisterParameters() {
   return absl::OkStatus();
 }
 
-void CudaShard::RegisterPartition() {
-  const std::span<const DeviceImage> images = plan().images();
-  if (std::all_of(images.begin(), images.end(),
-                  [](const DeviceImage& image) { return image.home || image.elements == 0; })) {
-    return;
-  }
-  uint64_t accumulators = kAbsent, shards = kAbsent, accumulators_end = 0, shards_end = 0;
-  const uint64_t accumulator_bytes = SizeOf(*DTypeFromProto(memory_.config().accumulator_dtype()));
-  for (uint32_t u = 0; u < memory_.layout().units().size(); ++u) {
-    const UnitPlan& unit = memory_.plan().unit(u);
-    if (!unit.has_optimizer) continue;
-    accumulators = std::min(accumulators, unit.accumulator);
-    accumulators_end =
-        std::max(accumulators_end, unit.accumulator + unit.slice.elements() * accumulator_bytes);
-    if (unit.resident) continue;
-    shards = std::min(shards, unit.shard_data);
-    shards_end =
-        std::max(shards_end, unit.shard_data +
-                                 unit.shard.elements() * SizeOf(memory_.layout().units()[u].dtype));
-  }
-  const auto add = [&](uint64_t begin, uint64_t end) {
-    begin = begin / kPage * kPage;
-    auto host = RegisteredHost::Register(
-        *device_, {memory_.partition() + begin, RoundUpTo(end, kPage) - begin});
-    if (host.ok()) {
-      registered_.push_back(*std::move(host));
-    } else {
-      LogWarn(absl::StrCat("copies of offloaded states are slow error=\"", host.status().message(),
-                           "\""));
-    }
-    return host.ok();
-  };
-  if (accumulators < accumulators_end) add(accumulators, accumulators_end);
-  if (shards < shards_end) registered_shards_ = add(shards, shards_end);
-}
-
 model::v1::Device CudaShard::device() const {
   model::v1::Device device;
   device.set_ordinal(static_cast<uint32_t>(device_->ordinal()));
@@ -323,7 +285,8 @@ void CudaShard::StartCounters() {
 }
 
 DeviceCountersOfWorker CudaShard::counters() const {
-  DeviceCountersOfWorker counters{.busy = busy_, .mirror = mirror_time_};
+  DeviceCountersOfWorker counters{
+      .busy = busy_, .mirror = mirror_time_, .ring_bytes = ring_plan_.bytes()};
   if (const absl::StatusOr<DeviceMemoryInfo> memory = device_->Memory(); memory.ok()) {
     counters.free_bytes = memory->free;
   }

@@ -76,9 +76,13 @@ class CudaShard final : public DeviceShard {
   absl::Status StartUpdates(const DeviceStep& step, std::span<const DeviceUpdate> updates) override;
   absl::StatusOr<bool> PollUpdates() override;
   absl::Status FinishUpdates() override;
-  absl::Status FetchGradients(std::span<const uint32_t> chunks) override;
-  absl::Status FetchedGradients(uint32_t later) override;
-  absl::Status SendParameters(std::span<const uint32_t> chunks) override;
+  absl::StatusOr<uint32_t> OpenRing(uint32_t lanes) override;
+  absl::StatusOr<bool> FetchGradients(uint32_t chunk) override;
+  absl::StatusOr<bool> HasGradients(uint32_t chunk) override;
+  absl::Status AwaitGradients(uint32_t chunk) override;
+  Parcel parcel(uint32_t chunk) const override;
+  absl::Status SendParameters(uint32_t chunk) override;
+  absl::Status SentParameters(uint32_t chunk) override;
   absl::Status SentParameters() override;
 
   absl::Status StartMirror(const MirrorPoint& point, std::string numbers) override;
@@ -103,8 +107,6 @@ class CudaShard final : public DeviceShard {
   absl::Status OpenTable();
   absl::Status UploadParameterTables();
   absl::Status RegisterParameters();
-  // Locks what copies of offloaded chunks go from and to; copies of other memory are slower.
-  void RegisterPartition();
   absl::Status MakeStaging();
 
   const DevicePlan& plan() const { return *memory_.device_plan(); }
@@ -165,8 +167,6 @@ class CudaShard final : public DeviceShard {
   std::optional<DeviceTable> table_;
   std::optional<PartitionPages> pages_;
   std::optional<RegisteredParts> host_parameters_;  // where they rest on the host
-  std::vector<RegisteredHost> registered_;          // parts of the partition
-  bool registered_shards_ = false;
   std::shared_ptr<UniqueFd> doorbell_;
 
   // Of images on their way; made when it is first needed.
@@ -189,8 +189,21 @@ class CudaShard final : public DeviceShard {
   absl::Status launch_error_;           // of open_, some of which may be in the stream
   std::deque<Batch> batches_;
   std::vector<CudaEvent> free_events_;
-  std::deque<CudaEvent> fetches_;
   std::optional<CudaEvent> sent_;
+
+  // Of chunks that are computed on the host (cuda_shard_ring.cc); made when it is first needed.
+  static constexpr uint32_t kNoParcel = ~uint32_t{0};
+  struct RingSlot {
+    uint32_t chunk = kNoImage;  // none: free
+    bool going = false;         // else its gradients come, or are there
+    CudaEvent event;            // of the last copy
+  };
+  void FreeParcel(size_t slot);
+  std::optional<AlignedBuffer> ring_memory_;
+  RegisteredHost registered_ring_;
+  DeviceRing ring_plan_;
+  std::vector<RingSlot> ring_;
+  std::vector<uint32_t> parcel_of_;  // by chunk
 
   // Of a job that has mirrors.
   std::optional<DeviceMirror> mirror_;

@@ -208,7 +208,6 @@ absl::Status CudaShard::WriteParameters(uint32_t unit, GrainRange grains, const 
 
 // All of the partition's shards are copies, so that no neighbour of the part minds.
 void CudaShard::GiveBackParameters(uint32_t unit, GrainRange grains) {
-  if (registered_shards_) return;
   const uint64_t begin = ParameterOffset(unit, grains.first_element()) / kPage * kPage;
   const uint64_t end = RoundUpTo(ParameterOffset(unit, grains.end * kGrainElements), kPage);
   const absl::Status status = PunchHole(memory_.partition_fd(), begin, end - begin);

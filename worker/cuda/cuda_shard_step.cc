@@ -244,48 +244,4 @@ absl::Status CudaShard::FinishUpdates() {
   }
 }
 
-absl::Status CudaShard::FetchGradients(std::span<const uint32_t> chunks) {
-  ZS_ASSIGN_OR_RETURN(const DType dtype, DTypeFromProto(memory_.config().accumulator_dtype()));
-  for (const uint32_t chunk : chunks) {
-    const ChunkPlan& part = memory_.plan().chunks()[chunk];
-    const UnitPlan& unit = memory_.plan().unit(part.unit);
-    const uint64_t skip = (part.begin - unit.slice.first_element()) * SizeOf(dtype);
-    ZS_RETURN_IF_ERROR(Note(fetch_stream_->CopyToHost(memory_.partition() + unit.accumulator + skip,
-                                                      GradientAddress(part.unit, part.begin),
-                                                      part.elements * SizeOf(dtype))));
-  }
-  ZS_ASSIGN_OR_RETURN(CudaEvent event, TakeEvent());
-  ZS_RETURN_IF_ERROR(Note(fetch_stream_->Record(event)));
-  fetches_.push_back(std::move(event));
-  return absl::OkStatus();
-}
-
-absl::Status CudaShard::FetchedGradients(uint32_t later) {
-  while (fetches_.size() > later) {
-    ZS_FAULT_POINT("worker.device.fetch.before_done");
-    ZS_RETURN_IF_ERROR(Wait(fetches_.front()));
-    free_events_.push_back(std::move(fetches_.front()));
-    fetches_.pop_front();
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CudaShard::SendParameters(std::span<const uint32_t> chunks) {
-  if (host_parameters_.has_value()) return absl::OkStatus();
-  for (const uint32_t chunk : chunks) {
-    const ChunkPlan& part = memory_.plan().chunks()[chunk];
-    ZS_FAULT_POINT("worker.device.send");
-    ZS_RETURN_IF_ERROR(Note(send_stream_->CopyToDevice(
-        ParameterAddress(part.unit, part.begin),
-        memory_.partition() + ParameterOffset(part.unit, part.begin),
-        part.elements * SizeOf(memory_.layout().units()[part.unit].dtype))));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CudaShard::SentParameters() {
-  ZS_RETURN_IF_ERROR(Note(send_stream_->Record(*sent_)));
-  return Wait(*sent_);
-}
-
 }  // namespace zeroshard
