@@ -4,13 +4,14 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "base/checksum.h"
 #include "storage/bytes.h"
 
 namespace zeroshard {
 namespace {
 
 constexpr uint64_t kMagic = 0x31524d564544535aULL;  // "ZSDEVMR1"
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr uint64_t kPage = 4096;
 // Of a record: numbers of fixed size; an update count; what goes around a user_state.
 constexpr uint64_t kFixedNumbers = 1024;
@@ -29,7 +30,23 @@ MirrorPlan MirrorPlan::Create(const Layout& layout, const PartitionPlan& partiti
                               const DevicePlan& device, const model::v1::EngineConfig& config) {
   MirrorPlan plan;
   plan.numbers_capacity_ = NumbersCapacity(layout, config);
-  uint64_t at = plan.numbers() + plan.numbers_capacity_;
+  const auto add = [&plan](const MirrorPart& part) {
+    if (part.bytes > 0) plan.parts_.push_back(part);
+  };
+  // Offsets follow once it is known how many checksums there are.
+  for (uint32_t image = 0; image < device.images().size(); ++image) {
+    add({.bytes = device.image_bytes(image), .unit = device.images()[image].unit, .image = image});
+  }
+  for (uint32_t unit = 0; unit < layout.units().size(); ++unit) {
+    const uint64_t bytes =
+        partition.unit(unit).shard.elements() * SizeOf(layout.units()[unit].dtype);
+    for (uint64_t done = 0; done < bytes; done += kMirrorPieceBytes) {
+      add({.offset = done, .bytes = std::min(kMirrorPieceBytes, bytes - done), .unit = unit});
+    }
+  }
+  plan.checksums_ = plan.numbers() + plan.numbers_capacity_;
+  uint64_t at =
+      RoundUpTo(plan.checksums_ + plan.parts_.size() * sizeof(uint64_t), kDeviceAlignment);
   const auto take = [&at](uint64_t bytes) {
     const uint64_t offset = at;
     at = RoundUpTo(at + bytes, kDeviceAlignment);
@@ -41,6 +58,10 @@ MirrorPlan MirrorPlan::Create(const Layout& layout, const PartitionPlan& partiti
   for (uint32_t unit = 0; unit < layout.units().size(); ++unit) {
     plan.parameters_.push_back(
         take(partition.unit(unit).shard.elements() * SizeOf(layout.units()[unit].dtype)));
+  }
+  for (MirrorPart& part : plan.parts_) {
+    part.offset +=
+        part.image != MirrorPart::kNone ? plan.images_[part.image] : plan.parameters_[part.unit];
   }
   plan.half_bytes_ = RoundUpTo(at, kPage);
   return plan;
@@ -112,8 +133,31 @@ absl::Status DeviceMirror::Finish(uint32_t h, const MirrorPoint& point, std::str
   out.step = point.step;
   out.attempt = point.attempt;
   out.numbers_bytes = numbers.size();
+  out.checksum = HeaderSum(h);
   out.complete.store(1, std::memory_order_release);
   return absl::OkStatus();
+}
+
+void DeviceMirror::Sum(uint32_t h, size_t part) const {
+  const MirrorPart& where = plan_->parts()[part];
+  checksum(h, part) = Xxh3_64(half(h) + where.offset, where.bytes);
+}
+
+bool DeviceMirror::IsIntact(uint32_t h, size_t part) const {
+  const MirrorPart& where = plan_->parts()[part];
+  return checksum(h, part) == Xxh3_64(half(h) + where.offset, where.bytes);
+}
+
+uint64_t DeviceMirror::HeaderSum(uint32_t h) const {
+  const uint64_t sums[3] = {
+      Xxh3_64(half(h), offsetof(Header, checksum)), Xxh3_64(numbers(h)),
+      Xxh3_64(half(h) + plan_->checksums(), plan_->parts().size() * sizeof(uint64_t))};
+  return Xxh3_64(sums, sizeof(sums));
+}
+
+absl::Status DeviceMirror::CheckHeader(uint32_t h) const {
+  if (header(h).checksum == HeaderSum(h)) return absl::OkStatus();
+  return absl::DataLossError("its header, numbers or checksums are not what was written");
 }
 
 void DeviceMirror::ForgetAfter(uint64_t attempt) {

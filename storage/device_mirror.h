@@ -3,6 +3,7 @@
 //
 // Two halves are written in turn, so that one of them is whole at any instant. A half counts once
 // its `complete` word says so, which is written last; a kill in the middle leaves the other one.
+// Checksums over all parts of a half find what memory has changed since.
 // Format and protocol: docs/device.md. MirrorPlan is a pure value, the same for server and worker.
 #ifndef ZEROSHARD_STORAGE_DEVICE_MIRROR_H_
 #define ZEROSHARD_STORAGE_DEVICE_MIRROR_H_
@@ -32,6 +33,16 @@ struct MirrorPoint {
   friend bool operator==(const MirrorPoint&, const MirrorPoint&) = default;
 };
 
+// What one checksum covers: the arrays of an image, or a piece of a shard of parameters.
+struct MirrorPart {
+  static constexpr uint32_t kNone = ~uint32_t{0};
+  uint64_t offset = 0;  // within the half
+  uint64_t bytes = 0;
+  uint32_t unit = 0;
+  uint32_t image = kNone;  // none: parameters
+};
+inline constexpr uint64_t kMirrorPieceBytes = uint64_t{16} << 20;  // of parameters, at most
+
 // Where everything lies in a half; byte offsets within it.
 class MirrorPlan {
  public:
@@ -44,6 +55,9 @@ class MirrorPlan {
 
   uint64_t numbers() const;  // the job's numbers, as a record
   uint64_t numbers_capacity() const { return numbers_capacity_; }
+  uint64_t checksums() const { return checksums_; }  // a u64 for each of the parts
+  // In the order in which they lie there.
+  std::span<const MirrorPart> parts() const { return parts_; }
   // The arrays of an image, as in a slot of the device.
   uint64_t image(uint32_t image) const { return images_[image]; }
   // This worker's shard of a unit's parameters.
@@ -55,6 +69,8 @@ class MirrorPlan {
   MirrorPlan() = default;
 
   uint64_t numbers_capacity_ = 0;
+  uint64_t checksums_ = 0;
+  std::vector<MirrorPart> parts_;
   std::vector<uint64_t> images_;
   std::vector<uint64_t> parameters_;
   uint64_t half_bytes_ = 0;
@@ -83,9 +99,17 @@ class DeviceMirror {
 
   // The half that is to be written next, of which nothing counts from here on.
   uint32_t Begin();
-  // All of it is written but for the numbers, which may be empty. ResourceExhausted when they find
-  // no room.
+  // Takes the checksum of a part that is written. Any thread, different parts at the same time.
+  void Sum(uint32_t half, size_t part) const;
+  // All of it is written and summed but for the numbers, which may be empty. ResourceExhausted when
+  // they find no room.
   absl::Status Finish(uint32_t half, const MirrorPoint& point, std::string_view numbers);
+  // Whether header, numbers and checksums of a half are what Finish made; DataLoss.
+  absl::Status CheckHeader(uint32_t half) const;
+  // Whether a part is what was summed. Any thread.
+  bool IsIntact(uint32_t half, size_t part) const;
+  // The half counts no longer.
+  void Forget(uint32_t half) { header(half).complete.store(0, std::memory_order_release); }
   // A history that the job has left: halves of later attempts count no longer.
   void ForgetAfter(uint64_t attempt);
 
@@ -98,6 +122,7 @@ class DeviceMirror {
     uint32_t version, worker;
     uint64_t job_id, layout_fingerprint, plan_fingerprint;
     uint64_t step, attempt, numbers_bytes;
+    uint64_t checksum;               // see HeaderSum
     std::atomic<uint64_t> complete;  // 1: the half is whole
   };
   static_assert(std::atomic<uint64_t>::is_always_lock_free);
@@ -106,6 +131,10 @@ class DeviceMirror {
       : memory_(memory), plan_(&plan), identity_(identity) {}
   Header& header(uint32_t h) const { return *reinterpret_cast<Header*>(half(h)); }
   bool IsWhole(uint32_t half) const;
+  uint64_t& checksum(uint32_t h, size_t part) const {
+    return reinterpret_cast<uint64_t*>(half(h) + plan_->checksums())[part];
+  }
+  uint64_t HeaderSum(uint32_t half) const;
 
   std::span<std::byte> memory_;
   const MirrorPlan* plan_;

@@ -70,6 +70,7 @@ struct DeviceCountersOfWorker {
   uint64_t free_bytes = 0;  // of the device
   absl::Duration busy;      // in passes
   absl::Duration mirror;    // from the start of each mirror to its end
+  uint64_t damaged_mirrors = 0;
   uint64_t ring_bytes = 0;  // host memory through which gradients and parameters go
 };
 
@@ -147,13 +148,16 @@ class DeviceShard : public ChunkTier {
   // the copies of all states and parameters as they are, then PollMirror until it says true, or
   // FinishMirror, which waits; in between no state may change. The doorbell rings when they are
   // there. `numbers`: the job's, may be empty.
-  virtual absl::Status StartMirror(const MirrorPoint& point, std::string numbers) = 0;
+  // `pool`, which takes the checksums, must outlive the mirror.
+  virtual absl::Status StartMirror(const MirrorPoint& point, std::string numbers,
+                                   ThreadPool& pool) = 0;
   virtual absl::StatusOr<bool> PollMirror() = 0;
   virtual absl::Status FinishMirror() = 0;
   virtual std::optional<MirrorPoint> LastMirror() const = 0;
   // Everything is again as the attempt committed it; returns the numbers that were given. NotFound
-  // without such a mirror. May be done again. Mirrors of later attempts are gone afterwards.
-  virtual absl::StatusOr<std::string> LoadMirror(uint64_t attempt) = 0;
+  // without such a mirror; DataLoss, before anything has changed, when it is damaged: that mirror
+  // is gone. May be done again. Mirrors of later attempts are gone afterwards.
+  virtual absl::StatusOr<std::string> LoadMirror(uint64_t attempt, ThreadPool& pool) = 0;
   // The memory is new and the job is not: nothing in it may be used before LoadMirror.
   virtual bool IsBlank() const = 0;
 

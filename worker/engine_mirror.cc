@@ -40,7 +40,8 @@ bool Engine::IsMirrored() {
     if (context_.is_leader()) numbers = JobState().SerializeAsString();
     // Another commit in between: what was read is of neither.
     if (board.committed_attempt() != point.attempt) return false;
-    if (const absl::Status status = device_->StartMirror(point, std::move(numbers)); !status.ok()) {
+    if (const absl::Status status = device_->StartMirror(point, std::move(numbers), pool_);
+        !status.ok()) {
       FailMirror(status);
       return device_->health().ok();
     }
@@ -65,7 +66,7 @@ absl::Status Engine::GoBack(const internal::v1::GoBack& command) {
                         command.poison().message()),
            command.poison().generation());
   mirroring_ = false;
-  ZS_ASSIGN_OR_RETURN(const std::string numbers, device_->LoadMirror(command.attempt()));
+  ZS_ASSIGN_OR_RETURN(const std::string numbers, device_->LoadMirror(command.attempt(), pool_));
   records::v1::JobState state;
   if (context_.is_leader() && !state.ParseFromString(numbers)) {
     return absl::DataLossError("the job's numbers in the mirror are not readable");

@@ -99,6 +99,38 @@ TEST_F(DeviceMirrorTest, AHistoryThatWasLeftIsForgotten) {
   EXPECT_TRUE(mirror.Find(11).has_value()) << "the half of what was forgotten is taken first";
 }
 
+TEST_F(DeviceMirrorTest, EveryBitOfAWholeHalfIsCovered) {
+  DeviceMirror mirror = Open();
+  const uint32_t half = mirror.Begin();
+  for (size_t part = 0; part < plan_->parts().size(); ++part) mirror.Sum(half, part);
+  ASSERT_TRUE(mirror.Finish(half, {11, 10}, "numbers").ok());
+  const auto intact = [&] {
+    if (!mirror.CheckHeader(half).ok()) return false;
+    for (size_t part = 0; part < plan_->parts().size(); ++part) {
+      if (!mirror.IsIntact(half, part)) return false;
+    }
+    return true;
+  };
+  ASSERT_TRUE(intact());
+  const auto flips = [&](uint64_t at) {
+    mirror.half(half)[at] ^= std::byte{1};
+    const bool seen = !intact();
+    mirror.half(half)[at] ^= std::byte{1};
+    return seen;
+  };
+  EXPECT_TRUE(flips(48)) << "the attempt";
+  EXPECT_TRUE(flips(plan_->numbers())) << "numbers";
+  EXPECT_TRUE(flips(plan_->checksums())) << "a checksum";
+  uint64_t end = plan_->checksums() + plan_->parts().size() * sizeof(uint64_t);
+  for (const MirrorPart& part : plan_->parts()) {
+    EXPECT_GE(part.offset, end);
+    EXPECT_LT(part.offset - end, kDeviceAlignment) << "nothing lies between";
+    end = part.offset + part.bytes;
+    EXPECT_TRUE(flips(part.offset)) << part.offset;
+    EXPECT_TRUE(flips(end - 1)) << part.offset;
+  }
+}
+
 TEST_F(DeviceMirrorTest, NumbersThatFindNoRoomAreAnErrorAndNoMirror) {
   DeviceMirror mirror = Open();
   const std::string numbers(plan_->numbers_capacity() + 1, 'x');

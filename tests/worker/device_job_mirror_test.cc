@@ -2,9 +2,12 @@
 // from where it ends with the bits of an undisturbed run.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "tests/worker/device_jobs.h"
@@ -21,13 +24,23 @@ MirrorPoint LastMirror(DeviceJob& job, uint32_t worker) {
   return job.device(worker).LastMirror().value_or(MirrorPoint{});
 }
 
-// What the server says when all workers are there.
-void GoBack(DeviceJob& job, uint64_t attempt, uint32_t workers) {
+ThreadPool& Pool() {
+  static const auto pool = *ThreadPool::Create({.threads = 1});
+  return *pool;
+}
+
+internal::v1::GoBack GoBackTo(DeviceJob& job, uint64_t attempt) {
   internal::v1::GoBack command;
   command.set_attempt(attempt);
   command.mutable_poison()->set_generation(job.job().memory(0).board().header().generation.load());
   command.mutable_poison()->set_code(static_cast<uint32_t>(absl::StatusCode::kAborted));
   command.mutable_poison()->set_message("the job goes back");
+  return command;
+}
+
+// What the server says when all workers are there.
+void GoBack(DeviceJob& job, uint64_t attempt, uint32_t workers) {
+  const internal::v1::GoBack command = GoBackTo(job, attempt);
   for (uint32_t w = 0; w < workers; ++w) {
     ASSERT_TRUE(job.job().engine(w).GoBack(command).ok()) << job.job().engine(w).GoBack(command);
   }
@@ -63,7 +76,8 @@ TEST(DeviceJobMirrorTest, WithoutThemNothingIsMirrored) {
   DeviceJob job({}, Where::kDevice);
   job.Train(0, 2);
   EXPECT_FALSE(job.device(0).LastMirror().has_value());
-  EXPECT_EQ(job.device(0).LoadMirror(2).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(job.device(0).LoadMirror(2, Pool()).status().code(),
+            absl::StatusCode::kFailedPrecondition);
 }
 
 void ExpectTheBitsAfterALoss(const DeviceCase& c, const std::vector<uint32_t>& lost) {
@@ -135,6 +149,58 @@ TEST(DeviceJobMirrorTest, ADecidedStepIsGivenUp) {
   EXPECT_TRUE(job.State() == TrainedOnHost(c, kSteps));
 }
 
+// Byte `at` of the half that holds the attempt.
+std::byte& InMirror(DeviceJob& job, uint32_t worker, uint64_t attempt, uint64_t at) {
+  const JobMemory& memory = job.job().memory(worker);
+  std::byte* const begin = memory.device_mirror().data();
+  const uint64_t half_bytes = memory.mirror_plan()->half_bytes();
+  for (uint64_t half = 0; half < 2; ++half) {
+    uint64_t found = 0;
+    std::memcpy(&found, begin + half * half_bytes + 48, sizeof(found));
+    if (found == attempt) return begin[half * half_bytes + at];
+  }
+  ADD_FAILURE() << "no mirror of attempt " << attempt;
+  return *begin;
+}
+
+// A bit of a mirror has changed: it is told before anything is loaded, and the mirror before that
+// one is still there.
+TEST(DeviceJobMirrorTest, ADamagedMirrorIsNamedAndTheOtherOneIsLoaded) {
+  const DeviceCase c{.stage = 3, .mirror_steps = 2};
+  for (const bool parameters : {false, true}) {
+    DeviceJob job(c, Where::kDevice);
+    job.Train(0, 3);
+    const MirrorPoint before = LastMirror(job, 0);
+    ASSERT_EQ(before.step, 2u);
+    job.Train(3, 5);
+    const MirrorPoint last = LastMirror(job, 0);
+    ASSERT_EQ(last.step, 4u);
+    job.job().LoseDevice(1);
+    const MirrorPlan& plan = *job.job().memory(1).mirror_plan();
+    const auto is_parameters = [](const MirrorPart& part) {
+      return part.image == MirrorPart::kNone;
+    };
+    const auto part = std::find_if(plan.parts().begin(), plan.parts().end(),
+                                   [&](const auto& p) { return is_parameters(p) == parameters; });
+    ASSERT_NE(part, plan.parts().end());
+    InMirror(job, 1, last.attempt, part->offset + part->bytes / 2) ^= std::byte{4};
+    ASSERT_TRUE(job.job().engine(0).GoBack(GoBackTo(job, last.attempt)).ok());
+    const absl::Status status = job.job().engine(1).GoBack(GoBackTo(job, last.attempt));
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    const std::string name = absl::StrCat(parameters ? "parameters of unit " : "chunk ",
+                                          parameters ? part->unit : part->image);
+    EXPECT_TRUE(absl::StrContains(status.message(), name)) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), "of worker 1")) << status;
+    EXPECT_EQ(job.device(1).counters().damaged_mirrors, 1u);
+    EXPECT_TRUE(job.device(1).IsBlank()) << "nothing was loaded";
+    EXPECT_EQ(LastMirror(job, 1), before);
+    GoBack(job, before.attempt, 2);
+    job.NextGeneration();
+    job.Train(2, kSteps);
+    EXPECT_TRUE(job.State() == TrainedOnHost(c, kSteps));
+  }
+}
+
 TEST(DeviceJobMirrorTest, MaySayItAgainAndLoseTheDeviceAgain) {
   const DeviceCase c{.stage = 3, .mirror_steps = 2};
   DeviceJob job(c, Where::kDevice);
@@ -164,7 +230,7 @@ TEST(DeviceJobMirrorTest, AfterARestoreThereIsANewMirrorAtOnce) {
 TEST(DeviceJobMirrorTest, AMirrorThatThereIsNotIsAnError) {
   DeviceJob job({.mirror_steps = 2}, Where::kDevice);
   job.Train(0, 2);
-  EXPECT_EQ(job.device(1).LoadMirror(77).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(job.device(1).LoadMirror(77, Pool()).status().code(), absl::StatusCode::kNotFound);
 }
 
 }  // namespace

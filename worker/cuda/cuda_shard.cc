@@ -285,8 +285,10 @@ void CudaShard::StartCounters() {
 }
 
 DeviceCountersOfWorker CudaShard::counters() const {
-  DeviceCountersOfWorker counters{
-      .busy = busy_, .mirror = mirror_time_, .ring_bytes = ring_plan_.bytes()};
+  DeviceCountersOfWorker counters{.busy = busy_,
+                                  .mirror = mirror_time_,
+                                  .damaged_mirrors = damaged_mirrors_,
+                                  .ring_bytes = ring_plan_.bytes()};
   if (const absl::StatusOr<DeviceMemoryInfo> memory = device_->Memory(); memory.ok()) {
     counters.free_bytes = memory->free;
   }

@@ -85,11 +85,12 @@ class CudaShard final : public DeviceShard {
   absl::Status SentParameters(uint32_t chunk) override;
   absl::Status SentParameters() override;
 
-  absl::Status StartMirror(const MirrorPoint& point, std::string numbers) override;
+  absl::Status StartMirror(const MirrorPoint& point, std::string numbers,
+                           ThreadPool& pool) override;
   absl::StatusOr<bool> PollMirror() override;
   absl::Status FinishMirror() override;
   std::optional<MirrorPoint> LastMirror() const override;
-  absl::StatusOr<std::string> LoadMirror(uint64_t attempt) override;
+  absl::StatusOr<std::string> LoadMirror(uint64_t attempt, ThreadPool& pool) override;
   bool IsBlank() const override { return blank_; }
 
   absl::Status health() const override { return health_; }
@@ -121,7 +122,14 @@ class CudaShard final : public DeviceShard {
   // Mirrors (cuda_shard_mirror.cc).
   absl::Status OpenMirror();
   absl::Status EnqueueMirror(std::byte* half);
+  // A few more checksums; true once all are there.
+  bool SumParts();
+  absl::Status VerifyMirror(uint32_t half, ThreadPool& pool);
   absl::Status LoadImages(std::byte* half);
+  absl::Status LoadParameters(std::byte* half);
+  // From a mirror, which may be in pieces that are locked one by one.
+  absl::Status CopyFromMirror(DeviceAddress to, const std::byte* from, uint64_t bytes);
+  void RingDoorbell() const;
   absl::Status CompleteMirror();
 
   // Remembers that the device is lost.
@@ -214,9 +222,12 @@ class CudaShard final : public DeviceShard {
     MirrorPoint point;
     std::string numbers;
     absl::Time since;
+    ThreadPool* pool = nullptr;
+    size_t summed = 0;  // parts
   };
   std::optional<Mirroring> mirroring_;  // under way
   absl::Duration mirror_time_;
+  uint64_t damaged_mirrors_ = 0;
   bool blank_ = false;
 
   absl::Status health_;
