@@ -170,15 +170,17 @@ absl::Status SetTiers(const DsConfig& config, model::v1::EngineConfig& engine) {
 // A job on GPUs. What its configuration cannot be was refused when it was read.
 absl::Status SetDataPlane(const PlanInput& input, model::v1::EngineConfig& engine) {
   const auto gpus = static_cast<uint32_t>(input.devices.size());
-  if (input.nodes > 1) {
+  const uint32_t here = input.world_size / input.nodes;
+  if (here > gpus) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "the job spans ", input.nodes, " daemons and their devices are GPUs, which is ",
-        "not in this build; attach all ranks to one daemon, or use devices cpu"));
+        "the job has ", here, " ranks ", input.nodes > 1 ? "here " : "", "and the daemon ", gpus,
+        gpus == 1 ? " GPU" : " GPUs", "; each rank needs a GPU of its own"));
   }
-  if (input.world_size > gpus) {
+  if (input.nodes > 1 && input.config.zeroshard.gpu_mirror_steps > 0) {
     return absl::FailedPreconditionError(
-        absl::StrCat("the job has ", input.world_size, " ranks and the daemon ", gpus,
-                     gpus == 1 ? " GPU" : " GPUs", "; each rank needs a GPU of its own"));
+        absl::StrCat("zeroshard.gpu_mirror_steps is ", input.config.zeroshard.gpu_mirror_steps,
+                     " and the job spans ", input.nodes,
+                     " daemons, of which one cannot make all go back; ", "write 0"));
   }
   if (input.world_size > kMaxDataPlaneRanks) {
     return absl::FailedPreconditionError(absl::StrCat("a job on GPUs has at most ",

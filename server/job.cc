@@ -33,7 +33,7 @@ Instant NextDeadline(const JobState& state) {
   for (const RankState& rank : state.ranks) attached |= rank.phase == RankPhase::kAttached;
   for (const RankState& rank : state.ranks) {
     const bool awaited = (state.phase == JobPhase::kReady && attached) ||
-                         (state.phase == JobPhase::kIdle && state.spans);
+                         (state.phase == JobPhase::kIdle && state.spans && !state.data_plane);
     const bool rejoin = rank.phase == RankPhase::kDead && awaited && state.poison.ok();
     if (rank.phase == RankPhase::kWaiting || rejoin) next = std::min(next, rank.deadline);
   }

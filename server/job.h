@@ -18,7 +18,10 @@
 // Of a job with a data plane (`data_plane`) all ranks of a generation attach together, because its
 // communicators are of all of them. A rank that dies, or gives its session up, ends the generation:
 // the others get Aborted and attach again, from the same processes; once no rank is left in the
-// dead generation the step in flight is dropped, and the next one forms.
+// dead generation the step in flight is dropped, and the next one forms. Where such a job spans
+// daemons each of them is `parted` from the generation once its own ranks have left it; when all
+// ranks of all nodes wait they agree on the number of the next one (GenerationAgreed), and the step
+// in flight is dropped then.
 //
 // When a worker's GPU is lost with what it held, such a job goes back to the newest state that the
 // mirrors of all workers have (`going_back`): the generation ends with Aborted, the worker is
@@ -129,6 +132,7 @@ struct JobState {
   std::vector<std::string> missing_nodes;  // "node 1 (10.0.0.2:7401)": not joined yet
   Instant leave_deadline = absl::InfiniteDuration();  // kLeaving: the others are waited for
   bool data_plane = false;                            // the death of a rank is everybody's
+  bool parted = false;  // spans, data_plane: no rank here is in the last generation agreed upon
   // A GPU was lost: where the job goes back to, until all workers have.
   std::optional<MirrorPoint> going_back = std::nullopt;
 };
@@ -195,12 +199,19 @@ struct RemoveRequested {
 struct NodesMissing {  // who has not joined yet
   std::vector<std::string> nodes;
 };
-struct NodesLeft {};  // the ranks of all other nodes have detached
-struct Tick {};       // time has passed
+struct NodesLeft {};       // the ranks of all other nodes have detached
+struct GenerationAgreed {  // by all daemons, whose ranks all waited
+  uint64_t generation = 0;
+};
+struct NodeLost {  // another daemon has no part of this job any more
+  absl::Status status;
+};
+struct Tick {};  // time has passed
 
-using JobInput = std::variant<AttachRequested, AttachCancelled, RankGone, DetachRequested,
-                              StartFailed, WorkerReady, WorkerDied, GenerationPoisoned, DeviceLost,
-                              WentBack, RemoveRequested, NodesMissing, NodesLeft, Tick>;
+using JobInput =
+    std::variant<AttachRequested, AttachCancelled, RankGone, DetachRequested, StartFailed,
+                 WorkerReady, WorkerDied, GenerationPoisoned, DeviceLost, WentBack, RemoveRequested,
+                 NodesMissing, NodesLeft, GenerationAgreed, NodeLost, Tick>;
 
 // Actions, carried out in order.
 struct CreateJob {};  // plan, make all memory, then start every worker
@@ -255,6 +266,9 @@ JobDecision Decide(const JobState& state, const JobInput& input, Instant now);
 
 // When the job next needs a Tick; InfiniteDuration when only an input can change it.
 Instant NextDeadline(const JobState& state);
+
+// Whether all ranks of this node wait for a generation that the daemons have to agree upon.
+bool WantsGeneration(const JobState& state);
 
 // Ranks that are attached, or wait to be.
 uint32_t PresentRanks(const JobState& state);

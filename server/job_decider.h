@@ -40,6 +40,8 @@ class Decider {
   void On(const RemoveRequested& in);
   void On(const NodesMissing& in);
   void On(const NodesLeft&);
+  void On(const GenerationAgreed& in);
+  void On(const NodeLost& in);
   void On(const Tick&);
 
   JobDecision Take() && {
@@ -63,7 +65,9 @@ class Decider {
   void LeaveDeadGeneration(const AttachRequested& in);
   void Abort(uint64_t step, const std::string& why);
   void CheckNextGeneration();
+  void OnAgreedGenerationDead(const absl::Status& status);
   std::string StillInside() const;
+  void Part() { next_.parted = true; }
   // Nobody is left in the generation: the step in flight is dropped; when the job goes back, after
   // that.
   void DropGeneration();

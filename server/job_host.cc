@@ -195,6 +195,7 @@ void JobHost::Step(const JobInput& input) {
   if (state_.phase == JobPhase::kLeaving && phase != JobPhase::kLeaving) {
     keeps_store() ? CheckAllLeft() : AskToJoin();
   }
+  if (!regrouping_ && WantsGeneration(state_)) Regroup();
   if (environment_.metrics != nullptr && state_.started && !ended()) {
     environment_.metrics->SetRanks(state_.name, PresentRanks(state_), state_.generation);
   }
@@ -366,7 +367,7 @@ void JobHost::Do(const AnnounceRankDied& action) {
 void JobHost::Do(const DropAttempt&) {
   EndGeneration(absl::AbortedError(absl::StrCat("the ranks of job '", state_.name, "' ended")));
   internal::v1::ToWorker message;
-  message.mutable_drop_attempt()->set_generation(state_.generation);
+  message.mutable_drop_attempt()->set_generation(state_.alive_since);
   SendToWorkers(message);
 }
 

@@ -130,6 +130,10 @@ class JobHost {
   struct Member {
     uint64_t instance = 0;
     bool left = false;
+    // Data planes: all ranks there wait for this round, as of the last time it was said.
+    uint64_t round = 0;
+    uint64_t generation = 0;
+    Instant asked_at = -absl::InfiniteDuration();
   };
   struct ShardOperation {
     uint64_t request = 0;
@@ -174,6 +178,17 @@ class JobHost {
   void AskAgain();
   void OnJoinReply(const absl::StatusOr<cluster::v1::JoinReply>& reply);
   void ForwardStore(uint32_t w, const internal::v1::StoreRequest& request, KvStore::Done done);
+  // The next generation of a job with a data plane (job_host_regroup.cc); Regroup calls itself
+  // again.
+  void Regroup();
+  void CheckRound();
+  absl::StatusOr<cluster::v1::JoinReply> OnRound(const cluster::v1::JoinRequest& request);
+  void OnRoundReply(const absl::StatusOr<cluster::v1::JoinReply>& reply);
+  void ForwardRendezvous(uint32_t rank, const trainer::v1::RendezvousRequest& request,
+                         KvStore::Done done);
+  absl::Status SetRendezvousKey(const std::string& key, const std::string& value);
+  // The store that a key of another node's belongs to, and the key there.
+  absl::StatusOr<std::pair<KvStore*, std::string>> StoreOf(const std::string& key);
 
   // GPUs (job_host_gpu.cc).
   bool data_plane() const { return plan_->config.data_plane(); }
@@ -260,7 +275,11 @@ class JobHost {
   WorkerWatch watch_;
   std::optional<uint64_t> watch_timer_;
   std::map<uint32_t, Member> members_;  // by node; node 0 only
-  uint64_t keeper_ = 0;                 // the instance on node 0, once known
+  // Of a job with a data plane: the generations that the daemons have agreed on after the first.
+  uint64_t round_ = 0;   // how many
+  uint64_t agreed_ = 0;  // the last
+  bool regrouping_ = false;
+  uint64_t keeper_ = 0;  // the instance on node 0, once known
   // Answers that come after the host has gone find it expired.
   const std::shared_ptr<const bool> alive_ = std::make_shared<const bool>(true);
   std::vector<std::weak_ptr<EventQueue>> watchers_;

@@ -52,6 +52,10 @@ JoinRequest JobHost::MyJoin() const {
   for (const std::string& line : state_.spec.parameters) request.add_parameters(line);
   for (const std::string& line : state_.spec.config) request.add_config(line);
   request.set_leaving(state_.phase == JobPhase::kLeaving);
+  if (WantsGeneration(state_)) {
+    request.set_round(round_ + 1);
+    request.set_generation(state_.generation);
+  }
   return request;
 }
 
@@ -97,7 +101,11 @@ absl::Status JobHost::CheckMember(const cluster::v1::Member& member) {
       absl::StrCat(there, " speaks of another run of job '", state_.name,
                    "': the part of one daemon is gone; end the job with `zeroshard remove ",
                    state_.name, " --force` on every node, and attach again"));
-  if (it != members_.end()) Feed(GenerationPoisoned{state_.generation, status});
+  if (it != members_.end() && data_plane() && state_.ever_ready) {
+    Feed(NodeLost{status});
+  } else if (it != members_.end()) {
+    Feed(GenerationPoisoned{state_.generation, status});
+  }
   return status;
 }
 
@@ -127,8 +135,9 @@ absl::StatusOr<JoinReply> JobHost::OnJoin(const JoinRequest& request) {
     return absl::InvalidArgumentError(absl::StrCat("node ", node, " has no part in the job"));
   }
   // Until all are here, an attach that was given up may be tried again.
-  if (!spawned_) members_[node] = {request.member().instance(), false};
+  if (!spawned_) members_[node] = Member{.instance = request.member().instance()};
   ZS_RETURN_IF_ERROR(CheckMember(request.member()));
+  if (request.round() > 0) return OnRound(request);
   members_[node].left |= request.leaving();
   JoinReply reply;
   reply.set_keeper(job_id_);
@@ -193,13 +202,17 @@ void JobHost::OnJoinReply(const absl::StatusOr<JoinReply>& reply) {
 
 absl::Status JobHost::OnSetKey(const cluster::v1::SetKeyRequest& request) {
   ZS_RETURN_IF_ERROR(CheckMember(request.member()));
-  return store_.Set(request.key(), request.value());
+  ZS_ASSIGN_OR_RETURN(const auto place, StoreOf(request.key()));
+  return place.first == &store_ ? store_.Set(request.key(), request.value())
+                                : SetRendezvousKey(place.second, request.value());
 }
 
 void JobHost::OnGetKey(const cluster::v1::GetKeyRequest& request, KvStore::Done done) {
   if (absl::Status member = CheckMember(request.member()); !member.ok()) return done(member);
-  store_.Get(request.key(), request.worker(),
-             loop_.Now() + absl::Milliseconds(request.timeout_ms()), std::move(done));
+  const auto place = StoreOf(request.key());
+  if (!place.ok()) return done(place.status());
+  place->first->Get(place->second, request.worker(),
+                    loop_.Now() + absl::Milliseconds(request.timeout_ms()), std::move(done));
   ArmTimer();
 }
 

@@ -33,16 +33,17 @@ absl::Status JobHost::CheckDevice(const AttachCall& call) const {
 absl::Status JobHost::PlaceOnDevices() {
   if (!data_plane()) return absl::OkStatus();
   if (environment_.gpus == nullptr) return absl::InternalError("nothing is known of GPUs");
-  std::vector<model::v1::Device> wanted(state_.ranks.size());
+  const uint32_t first = plan_->placement.first_rank();
+  std::vector<model::v1::Device> wanted(plan_->placement.ranks);
   for (uint32_t r = 0; r < wanted.size(); ++r) {
-    const auto call = calls_.find(state_.ranks[r].attach_id);
+    const auto call = calls_.find(state_.ranks[first + r].attach_id);
     if (call != calls_.end()) wanted[r] = call->second.device;
   }
   absl::StatusOr<std::vector<std::string>> places = PlaceOnGpus(environment_.gpus->gpus(), wanted);
   if (!places.ok()) return Annotate(places.status(), absl::StrCat("job '", state_.name, "'"));
   JobPlan plan = *plan_;
   for (uint32_t r = 0; r < places->size(); ++r) {
-    plan.workers[plan.ranks[r].home_worker()].set_device((*places)[r]);
+    plan.workers[plan.ranks[first + r].home_worker()].set_device((*places)[r]);
   }
   ZS_RETURN_IF_ERROR(
       CheckGpuMemory(state_.name, plan, *environment_.gpus, environment_.gpu_in_use()));
@@ -140,6 +141,7 @@ void JobHost::Rendezvous(const trainer::v1::RendezvousRequest& request, KvStore:
         absl::StrCat("key: expected 1 to ", kMaxKeyBytes, " bytes, found ", request.key().size())));
   }
   if (!request.has_value()) {
+    if (!keeps_store()) return ForwardRendezvous(*rank, request, std::move(done));
     rendezvous_.Get(request.key(), *rank, loop_.Now() + absl::Milliseconds(request.timeout_ms()),
                     std::move(done));
     return ArmTimer();
@@ -148,12 +150,17 @@ void JobHost::Rendezvous(const trainer::v1::RendezvousRequest& request, KvStore:
     return done(absl::ResourceExhaustedError(absl::StrCat(
         "value: expected at most ", kMaxValueBytes, " bytes, found ", request.value().size())));
   }
-  if (rendezvous_.keys() >= kMaxKeys) {
-    return done(absl::ResourceExhaustedError(
-        absl::StrCat("the generation has ", kMaxKeys, " keys already")));
-  }
-  const absl::Status set = rendezvous_.Set(request.key(), request.value());
+  if (!keeps_store()) return ForwardRendezvous(*rank, request, std::move(done));
+  const absl::Status set = SetRendezvousKey(request.key(), request.value());
   done(set.ok() ? absl::StatusOr<std::string>(request.value()) : set);
+}
+
+absl::Status JobHost::SetRendezvousKey(const std::string& key, const std::string& value) {
+  if (rendezvous_.keys() >= kMaxKeys) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the generation has ", kMaxKeys, " keys already"));
+  }
+  return rendezvous_.Set(key, value);
 }
 
 }  // namespace zeroshard

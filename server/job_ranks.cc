@@ -114,7 +114,7 @@ void Decider::CheckFormed() {
 
 // Once the workers are ready, whoever waits is in.
 void Decider::AttachWaiting() {
-  if (!WorkersReady() || next_.going_back.has_value()) return;
+  if (!WorkersReady() || next_.going_back.has_value() || next_.parted) return;
   const std::vector<uint32_t> waiting = Ranks(RankPhase::kWaiting);
   if (next_.data_plane && waiting.size() < next_.spec.local_ranks) return;
   if (next_.ever_ready && !waiting.empty()) ++next_.generation;
@@ -175,6 +175,9 @@ void Decider::Leave(uint32_t rank, RankPhase phase, const std::string& why, uint
   ++next_.generation;
   actions_.push_back(AnnounceRankDied{rank, sentence});
   if (phase == RankPhase::kDead) Emit("rank-died", sentence);
+  // Also when the last one of this node died: ranks of others are in the generation.
+  const bool dies = next_.data_plane && next_.phase == JobPhase::kReady;
+  if (dies && next_.spans && phase == RankPhase::kDead) Abort(step, sentence);
   CheckAllGone();
   if (!next_.data_plane || next_.phase != JobPhase::kReady) return;
   if (phase == RankPhase::kDead) Abort(step, sentence);
@@ -198,7 +201,7 @@ void Decider::LeaveDeadGeneration(const AttachRequested& in) {
 
 // For whoever is left in the generation.
 void Decider::Abort(uint64_t step, const std::string& why) {
-  if (Ranks(RankPhase::kAttached).empty()) return;
+  if (Ranks(RankPhase::kAttached).empty() && !next_.spans) return;
   const std::string what = step == 0 ? "the step in flight" : absl::StrCat("step ", step);
   Poison(absl::AbortedError(absl::StrCat(what, " aborted: ", why)));
 }
@@ -210,7 +213,7 @@ void Decider::CheckNextGeneration() {
     return;
   }
   next_.phase = JobPhase::kForming;
-  DropGeneration();
+  next_.spans ? Part() : DropGeneration();
   CheckFormed();
 }
 
@@ -238,6 +241,11 @@ void Decider::CheckAllGone() {
     next_.phase = JobPhase::kLeaving;
     next_.leave_deadline = now_ + next_.limits.rejoin_timeout;
     return Say("all ranks of this node detached; waiting for those of the other nodes");
+  }
+  if (next_.spans && next_.data_plane) {
+    next_.phase = JobPhase::kIdle;
+    Part();
+    return Say(absl::StrCat(reason_, "; no rank of this node is left"));
   }
   if (next_.spans) {
     next_.phase = next_.poison.ok() ? JobPhase::kIdle : JobPhase::kFailed;

@@ -130,6 +130,7 @@ void Decider::On(const WorkerDied& in) {
 
 void Decider::On(const GenerationPoisoned& in) {
   if (in.generation < next_.alive_since || next_.going_back.has_value()) return;
+  if (next_.data_plane && next_.spans && next_.ever_ready) return OnAgreedGenerationDead(in.status);
   if (next_.phase == JobPhase::kReady) return Poison(in.status);
   if (next_.phase == JobPhase::kStarting) return Fail(in.status);
   if (next_.phase == JobPhase::kLeaving) return End(std::string(in.status.message()));
@@ -146,6 +147,38 @@ void Decider::On(const NodesMissing& in) {
 
 void Decider::On(const NodesLeft&) {
   if (next_.phase == JobPhase::kLeaving) End("the ranks of all nodes detached");
+}
+
+// One that spans daemons dies on all of them, whatever this one's ranks do.
+void Decider::OnAgreedGenerationDead(const absl::Status& status) {
+  if (next_.phase == JobPhase::kLeaving) return End(std::string(status.message()));
+  if (next_.phase == JobPhase::kFailed || next_.phase == JobPhase::kEnded) return;
+  // What was lost there does not come back, nor does a node that could not be reached for long.
+  if (absl::IsDataLoss(status) || absl::IsUnavailable(status)) return Fail(status);
+  if (next_.parted) return;
+  Poison(status);
+  if (next_.phase != JobPhase::kReady) next_.parted = true;
+}
+
+void Decider::On(const GenerationAgreed& in) {
+  if (!next_.parted || next_.phase == JobPhase::kFailed) return;
+  next_.parted = false;
+  next_.missing_nodes.clear();
+  next_.poison = absl::OkStatus();
+  next_.generation = in.generation;
+  next_.alive_since = in.generation;
+  actions_.push_back(DropAttempt{});
+  Say(absl::StrCat("all nodes agree on generation ", in.generation));
+  if (next_.phase == JobPhase::kStarting) AttachWaiting();
+}
+
+void Decider::On(const NodeLost& in) {
+  if (next_.phase == JobPhase::kFailed || next_.phase == JobPhase::kEnded) return;
+  Fail(in.status);
+}
+
+bool WantsGeneration(const JobState& state) {
+  return state.parted && state.phase == JobPhase::kStarting;
 }
 
 void Decider::On(const RemoveRequested& in) {
@@ -206,7 +239,7 @@ void Decider::CheckWaitDeadlines() {
 
 void Decider::CheckRejoinDeadlines() {
   // Nobody is kept waiting by a dead rank of a job without ranks, unless they are on other nodes.
-  const bool awaited = next_.phase == JobPhase::kIdle ? next_.spans
+  const bool awaited = next_.phase == JobPhase::kIdle ? next_.spans && !next_.data_plane
                                                       : next_.phase == JobPhase::kReady &&
                                                             !Ranks(RankPhase::kAttached).empty();
   if (!awaited) return;

@@ -146,10 +146,11 @@ absl::Status CheckSameGpu(uint32_t rank, const model::v1::Device& of_rank, const
 
 absl::Status CheckGpuMemory(const std::string& job, const JobPlan& plan, const NodeGpus& gpus,
                             const GpuInUse& in_use) {
-  for (uint32_t w = 0; w < plan.gpus.size(); ++w) {
+  for (uint32_t own = 0; own < plan.gpus.size(); ++own) {
+    const uint32_t w = plan.placement.first_worker() + own;
     const std::string& device = plan.workers[w].device();
     const Gpu& gpu = gpus.at(device);
-    const uint64_t need = plan.gpus[w].total();
+    const uint64_t need = plan.gpus[own].total();
     const auto it = in_use.find(device);
     const uint64_t held = it == in_use.end() ? 0 : it->second;
     const uint64_t capacity = gpus.Capacity(gpu);

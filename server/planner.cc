@@ -159,8 +159,8 @@ absl::StatusOr<JobPlan> PlanJob(const PlanInput& input) {
   JobPlan plan;
   ZS_ASSIGN_OR_RETURN(plan.config, MakeEngineConfig(input));
   // On GPUs a worker a rank, on the first of them for now.
-  const uint32_t devices =
-      plan.config.data_plane() ? input.world_size : static_cast<uint32_t>(input.devices.size());
+  const uint32_t devices = plan.config.data_plane() ? input.world_size / input.nodes
+                                                    : static_cast<uint32_t>(input.devices.size());
   plan.placement = {input.node, input.nodes, input.world_size / input.nodes, devices};
   plan.manifest = input.manifest;
   plan.lanes = input.lanes;

@@ -77,6 +77,8 @@ void Bridge::OnConnected() {
   nothing.order.resize(ranks);
   nothing.arrival.resize(ranks);
   nothing.put.resize(ranks);
+  nothing.contribution.resize(units);
+  nothing.micro_end.resize(ranks);
   sent_.assign(context_.memory().workers(), nothing);
   pulls_.clear();
 }
@@ -111,12 +113,15 @@ bool Bridge::Advance() {
   for (uint32_t unit = 0; unit < context_.layout().units().size(); ++unit) {
     each_peer([&](uint32_t peer) {
       progress |= SendUnitMarks(peer, unit);
-      progress |= SendPartial(peer, unit);
+      progress |= has_data_plane() ? SendContribution(peer, unit) : SendPartial(peer, unit);
     });
   }
   encoded_ = {};
   each_peer([&](uint32_t peer) {
-    for (uint32_t rank : ranks_of_[context_.me()]) progress |= SendArrival(peer, rank);
+    for (uint32_t rank : ranks_of_[context_.me()]) {
+      if (has_data_plane()) progress |= SendMicroEnd(peer, rank);
+      progress |= SendArrival(peer, rank);
+    }
     progress |= SendWorkerMarks(peer);
   });
   return progress;

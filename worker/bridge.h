@@ -87,6 +87,8 @@ class Bridge {
     std::vector<uint64_t> order;       // by rank: order_end
     std::vector<uint64_t> arrival;     // by rank
     std::vector<uint64_t> put;         // by rank
+    std::vector<Tag> contribution;     // by unit; data planes: of the own rank
+    std::vector<Tag> micro_end;        // by rank
     uint64_t ready = 0, applied = 0, decision = 0, pushed = 0, poisoned = 0, drop = 0;
   };
 
@@ -98,6 +100,9 @@ class Bridge {
   bool SendArrival(uint32_t peer, uint32_t rank);
   bool SendPut(uint32_t peer, uint32_t rank);
   bool SendPartial(uint32_t peer, uint32_t unit);
+  // Jobs with a data plane: their ranks sum, and workers only tell each other what there was.
+  bool SendContribution(uint32_t peer, uint32_t unit);
+  bool SendMicroEnd(uint32_t peer, uint32_t rank);
   bool SendUnitMarks(uint32_t peer, uint32_t unit);
   bool SendWorkerMarks(uint32_t peer);
   void PushShards(uint32_t peer);
@@ -113,6 +118,8 @@ class Bridge {
   void OnArrival(const Frame& frame);
   void OnPut(uint32_t peer, Frame frame);
   void OnPartial(uint32_t peer, Frame frame);
+  void OnContribution(const Frame& frame);
+  void OnMicroEnd(const Frame& frame);
   void OnShard(uint32_t peer, const Frame& frame);
   void OnDecision(const Frame& frame);
   void OnPoison(uint32_t peer, const Frame& frame);
@@ -120,6 +127,7 @@ class Bridge {
   void OnWorkerMark(uint32_t peer, const Frame& frame);
   bool IsAhead(uint64_t attempt) const { return attempt > context_.board().attempt(); }
 
+  bool has_data_plane() const { return context_.memory().config().data_plane(); }
   bool is_mine(uint32_t rank) const { return context_.memory().is_home_of(rank); }
 
   EngineContext& context_;

@@ -30,6 +30,8 @@ enum class BridgeFrame : uint32_t {
   kDecision = 12,    // tag: attempt; payload: DecisionBytes
   kPoison = 13,      // tag: generation of the last drop, value: status code; payload: text
   kDrop = 14,        // tag: drop_until, value: drop_after; payload: drop_generation
+  kContribution = 15,  // index: unit, tag: Tag, value: rank; payload: presence
+  kMicroEnd = 16,      // index: rank, tag: Tag
 };
 
 // Before each partial sum of a kPartial. A multiple of 64 bytes, as the sums are, so that these can

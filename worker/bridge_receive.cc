@@ -60,6 +60,15 @@ void Bridge::OnFrame(uint32_t peer, Frame frame) {
         OnWorkerMark(peer, frame);
       }
       return;
+    case BridgeFrame::kContribution:
+    case BridgeFrame::kMicroEnd:
+      if (IsAhead(AttemptOf(frame.tag))) {
+        early_.emplace_back(peer, std::move(frame));
+      } else if (AttemptOf(frame.tag) == board.attempt()) {
+        static_cast<BridgeFrame>(frame.kind) == BridgeFrame::kMicroEnd ? OnMicroEnd(frame)
+                                                                       : OnContribution(frame);
+      }
+      return;
     case BridgeFrame::kPoison:
       OnPoison(peer, frame);
       return;
@@ -94,9 +103,9 @@ void Bridge::OnArrival(const Frame& frame) {
 }
 
 void Bridge::OnPut(uint32_t peer, Frame frame) {
-  if (context_.memory().nvme_plan() != nullptr &&
+  if ((context_.memory().nvme_plan() != nullptr || has_data_plane()) &&
       context_.board().header().decision.attempt.load() == context_.board().attempt()) {
-    // What a decided step reads on the NVMe tier stays there until it is committed.
+    // What a decided step reads in another tier stays there until it is committed.
     early_.emplace_back(peer, std::move(frame));
     return;
   }

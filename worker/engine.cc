@@ -153,6 +153,15 @@ bool Engine::FollowDrop() {
   return true;
 }
 
+// All workers have applied it, as the leader has committed it.
+bool Engine::CommitsBeforeDrop() const {
+  const BoardHeader& header = context_.board().header();
+  const uint64_t attempt = header.attempt.load();
+  return !context_.is_leader() && context_.is_island_leader() &&
+         header.drop_generation.load() > header.generation.load() &&
+         attempt <= header.drop_after.load() && attempt < header.drop_until.load();
+}
+
 void Engine::FinishDrop(uint64_t generation) {
   context_.board().header().generation.store(generation);
   context_.RingAll();
@@ -190,6 +199,7 @@ bool Engine::AdvanceOnce() {
   if (context_.is_island_leader() && !context_.is_leader()) FollowDrop();
   if (const absl::Status poison = context_.poison(); !poison.ok()) {
     if (bridge_ != nullptr) bridge_->Advance();
+    if (CommitsBeforeDrop()) return FollowAttempt() || Commit();
     // Ranks that come before the leader has dropped the dead generation are of the next one.
     if (!context_.IsDropDone()) return false;
     for (auto& port : ports_) {

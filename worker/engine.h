@@ -131,6 +131,8 @@ class Engine {
   bool AdvanceOnce();
   bool FollowDrop();
   void FinishDrop(uint64_t generation);
+  // Whether this island has yet to commit what the leader had decided before a drop.
+  bool CommitsBeforeDrop() const;
   bool FollowAttempt();
   bool MergeDirty();
   void CompleteScatters();

@@ -22,12 +22,15 @@ def missing():
 
 
 def tier(name, directory):
-    """What is merged into the trainer's ds_config, for states on gpu, host or nvme, or half of them on the host; "-host": with parameters there."""
+    """What is merged into the trainer's ds_config, for states on gpu, host or nvme, or half of them on the host.
+
+    "-host": with parameters there. No directory: all that the daemon has.
+    """
     places = {
         "gpu": {},
         "host": {"device": "cpu"},
         "half": {"device": "cpu", "ratio": 0.5},
-        "nvme": {"device": "nvme", "nvme_path": str(directory)},
+        "nvme": {"device": "nvme", **({"nvme_path": str(directory)} if directory else {})},
     }
     state, _, parameters = name.partition("-")
     zero = {"offload_optimizer": places[state]} if places[state] else {}
@@ -58,12 +61,15 @@ class Node:
             "ZEROSHARD_FAULTS": faults,
         }
 
-    def daemon(self, workers, config="", cuda=""):
-        """A daemon whose jobs have so many workers, each on a GPU of its own; with faults that its workers have."""
+    def daemon(self, workers, config="", cuda="", first=0):
+        """A daemon whose jobs have so many workers, each on a GPU of its own; with faults that its workers have.
+
+        Its GPUs are those from `first` on.
+        """
         directory = self.directory / str(len(self.daemons))
         (directory / "drive").mkdir(parents=True)
         config = f"nvme_paths: [{directory / 'drive'}]\n" + config
-        devices = [f"cuda:{i}" for i in range(workers)]
+        devices = [f"cuda:{i}" for i in range(first, first + workers)]
         daemon = Daemon(directory, worker=trainers.WORKER, devices=devices, config=config,
                         process={"env": self.environment(cuda)})
         self.daemons.append(daemon.start())
@@ -92,10 +98,13 @@ class Job:
         """Starts these ranks (default: all); faults: of Node.environment, for them alone."""
         for rank in ranks or range(self.ranks):
             dump = self.daemon.directory / f"{self.name}-{rank}.f32"
-            line = trainers.command(self.daemon, self.name, rank, self.ranks, dump=dump, **self.options)
+            line = trainers.command(self.daemon_of(rank), self.name, rank, self.ranks, dump=dump, **self.options)
             self.processes[rank] = subprocess.Popen(
                 line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.node.environment(**faults))
         return self
+
+    def daemon_of(self, rank):
+        return self.daemon
 
     def view(self):
         answer = self.daemon.cli("job", self.name, "--json", check=False)
@@ -124,16 +133,22 @@ class Job:
         assert all(code == 1 for code in codes.values()), (codes, texts)
         return texts
 
-    def result(self):
-        """A trainers.Result, once all ranks have ended well; and what each said on stderr."""
+    def finish(self):
+        """The report of each rank, its parameters and what it said on stderr, once all have ended well."""
         answers = {rank: process.communicate(timeout=trainers.PATIENCE) for rank, process in self.processes.items()}
         failed = {rank: answers[rank][1] for rank, process in self.processes.items() if process.returncode != 0}
         assert not failed, f"{failed}\n{self.daemon.text()[-6000:]}"
         reports = [json.loads(answers[rank][0].splitlines()[-1]) for rank in range(self.ranks)]
         files = [self.daemon.directory / f"{self.name}-{rank}.f32" for rank in range(self.ranks)]
+        parameters = [np.fromfile(file, np.float32) for file in files]
+        return reports, parameters, [answers[rank][1] for rank in range(self.ranks)]
+
+    def result(self):
+        """A trainers.Result, once all ranks have ended well; and what each said on stderr."""
+        reports, parameters, said = self.finish()
         directory = self.daemon.directory / "checkpoints" / self.name
-        result = trainers.Result(reports, [np.fromfile(file, np.float32) for file in files], directory)
-        result.said = [answers[rank][1] for rank in range(self.ranks)]
+        result = trainers.Result(reports, parameters, directory)
+        result.said = said
         shutil.rmtree(directory)
         return result
 

@@ -152,5 +152,78 @@ TEST(JobSpan, ADisagreementOfTheNodesFailsEveryAttach) {
   EXPECT_THAT(job.actions_, IsEmpty());
 }
 
+// The same with a data plane: all ranks of all nodes leave a generation and enter the next.
+class SpanningPlaneStory : public SpanStory {
+ public:
+  SpanningPlaneStory() {
+    state_.data_plane = true;
+    Start();
+  }
+  void Return(uint32_t rank) {
+    Feed(AttachRequested{.attach_id = next_attach_++,
+                         .rank = rank,
+                         .pid = 100 + rank,
+                         .spec = std::make_shared<JobSpec>(spec_),
+                         .deadline = now_ + absl::Seconds(30)});
+  }
+  void HearOfDeath() {
+    Feed(GenerationPoisoned{state_.alive_since, absl::AbortedError("step 8 aborted: rank 0 died")});
+  }
+};
+
+TEST(JobSpan, RanksOnGpusWaitUntilAllNodesAgreeOnTheNextGeneration) {
+  SpanningPlaneStory job;
+  job.HearOfDeath();
+  EXPECT_EQ(job.Count<PoisonGeneration>(), 1u);
+  job.Return(2);
+  EXPECT_FALSE(WantsGeneration(job.state_)) << "rank 3 is still inside";
+  job.Return(3);
+  EXPECT_TRUE(WantsGeneration(job.state_));
+  EXPECT_EQ(job.Count<DropAttempt>() + job.Count<ReplyAttached>(), 0u);
+  job.Feed(GenerationAgreed{17});
+  EXPECT_EQ(job.Count<DropAttempt>(), 1u);
+  EXPECT_EQ(job.Count<ReplyAttached>(), 2u);
+  EXPECT_EQ(job.state_.alive_since, 17u);
+  EXPECT_EQ(job.state_.phase, JobPhase::kReady);
+  EXPECT_TRUE(job.state_.poison.ok());
+}
+
+TEST(JobSpan, TheDeathOfTheLastRankOfANodeOnGpusIsToldToTheOthers) {
+  SpanningPlaneStory job;
+  job.Die(2);
+  EXPECT_EQ(job.Count<PoisonGeneration>(), 1u);
+  job.Die(3);
+  EXPECT_EQ(job.state_.phase, JobPhase::kIdle);
+  EXPECT_EQ(job.Count<DropAttempt>(), 0u) << "not before the others have left";
+  EXPECT_EQ(NextDeadline(job.state_), absl::InfiniteDuration());
+  job.Attach(2);
+  job.Attach(3);
+  EXPECT_TRUE(WantsGeneration(job.state_));
+}
+
+TEST(JobSpan, AGenerationOnGpusThatBeganWithoutThisNodeEndsAgain) {
+  SpanningPlaneStory job;
+  job.HearOfDeath();
+  job.Return(2);
+  job.Return(3);
+  job.Die(3);  // just before the word of it came
+  EXPECT_FALSE(WantsGeneration(job.state_));
+  job.Feed(GenerationAgreed{17});
+  EXPECT_EQ(job.Count<DropAttempt>(), 1u);
+  EXPECT_EQ(job.Count<ReplyAttached>(), 0u);
+  job.Feed(GenerationPoisoned{16, absl::AbortedError("of the one before")});
+  EXPECT_TRUE(job.state_.poison.ok());
+  job.HearOfDeath();
+  job.Attach(3);
+  EXPECT_TRUE(WantsGeneration(job.state_));
+}
+
+TEST(JobSpan, AJobOnGpusFailsWithANodeThatIsLost) {
+  SpanningPlaneStory job;
+  job.Feed(GenerationPoisoned{1, absl::UnavailableError("no connection to node 0")});
+  EXPECT_EQ(job.state_.phase, JobPhase::kFailed);
+  EXPECT_THAT(job.reason_, HasSubstr("node 0"));
+}
+
 }  // namespace
 }  // namespace zeroshard

@@ -275,13 +275,32 @@ TEST(PlannerGpu, FewerRanksThanGpusHaveAsManyWorkers) {
   EXPECT_EQ(plan->placement.workers, 1u);
 }
 
-TEST(PlannerGpu, SeveralDaemonsAreRefused) {
+TEST(PlannerGpu, EachOfSeveralDaemonsHasAWorkerForEachOfItsRanks) {
   absl::StatusOr<PlanInput> input = Input(R"("stage": 3)");
+  ASSERT_TRUE(input.ok());
+  input->node = 1;
+  input->nodes = 2;
+  input->world_size = 4;
+  const absl::StatusOr<JobPlan> plan = PlanJob(*input);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->workers.size(), 4u);
+  EXPECT_EQ(plan->gpus.size(), 2u);
+  EXPECT_EQ(plan->islands, 4u);
+  for (uint32_t r = 0; r < 4; ++r) EXPECT_EQ(plan->ranks[r].home_worker(), r);
+  input->world_size = 6;
+  input->local_ranks = 3;
+  EXPECT_THAT(std::string(PlanJob(*input).status().message()),
+              HasSubstr("has 3 ranks here and the daemon 2 GPUs"));
+}
+
+TEST(PlannerGpu, MirrorsOfSeveralDaemonsAreRefused) {
+  absl::StatusOr<PlanInput> input =
+      Input(R"("stage": 3)", R"("zeroshard": {"gpu_mirror_steps": 2}, )");
   ASSERT_TRUE(input.ok());
   input->nodes = 2;
   input->world_size = 4;
   EXPECT_THAT(std::string(PlanJob(*input).status().message()),
-              AllOf(HasSubstr("spans 2 daemons"), HasSubstr("GPUs")));
+              AllOf(HasSubstr("spans 2 daemons"), HasSubstr("gpu_mirror_steps")));
 }
 
 struct Refusal {
