@@ -12,7 +12,6 @@
 #include "base/status.h"
 #include "client/completions.h"
 #include "client/dataplane/loader.h"
-#include "storage/partition.h"
 
 namespace zeroshard {
 namespace {
@@ -146,9 +145,7 @@ absl::Status TakeDeviceRegions(std::vector<UniqueFd>& fds, Attachment& attachmen
 }
 
 absl::Status CheckSizes(const Attachment& attachment) {
-  const bool gathers_on_device =
-      attachment.reply.config().data_plane() && !HasHostParameters(attachment.reply.config());
-  if (!gathers_on_device && attachment.parameter_window.size() < attachment.layout.window_bytes()) {
+  if (attachment.parameter_window.size() < attachment.layout.window_bytes()) {
     return absl::DataLossError(
         absl::StrCat("the parameter window has ", attachment.parameter_window.size(),
                      " bytes, the layout needs ", attachment.layout.window_bytes()));

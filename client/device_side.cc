@@ -109,10 +109,8 @@ absl::StatusOr<std::unique_ptr<DeviceSide>> DeviceSide::Create(Attachment& attac
       .memory = options.device_memory,
       .alive = [&channel] { return channel.Health(); },
   };
-  if (HasHostParameters(config)) {
-    plane.host_parameters =
-        std::make_shared<const MappedRegion>(std::move(attachment.parameter_window));
-  }
+  const auto window = std::make_shared<const MappedRegion>(std::move(attachment.parameter_window));
+  if (HasHostParameters(config)) plane.host_parameters = window;
   if (reply.device().uuid().size() != plane.device_uuid.size()) {
     return absl::DataLossError("the daemon did not say which GPU the rank's worker has");
   }
@@ -131,7 +129,7 @@ absl::StatusOr<std::unique_ptr<DeviceSide>> DeviceSide::Create(Attachment& attac
     ZS_ASSIGN_OR_RETURN(auto answer, daemon.Rendezvous(request, timeout + absl::Seconds(10)));
     return answer.value();
   };
-  std::unique_ptr<DeviceSide> side(new DeviceSide(attachment.layout, channel));
+  std::unique_ptr<DeviceSide> side(new DeviceSide(attachment.layout, window, channel));
   ZS_ASSIGN_OR_RETURN(side->plane_, library->create(std::move(plane)));
   {
     absl::MutexLock lock(&side->mu_);
@@ -143,32 +141,59 @@ absl::StatusOr<std::unique_ptr<DeviceSide>> DeviceSide::Create(Attachment& attac
   return side;
 }
 
-absl::Status DeviceSide::CheckGather(std::span<const uint32_t> units,
-                                     const GatherOptions& options) const {
-  if (!options.alone) return absl::OkStatus();
-  for (const uint32_t unit : units) {
-    if (plane_->resident(unit)) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("gather of unit ", unit,
-                     " alone: in a job on GPUs all ranks gather together (leave `alone` out)"));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status DeviceSide::Gathered(RequestId id, std::span<const uint32_t> units) {
   bool wait = false;
   {
     absl::MutexLock lock(&mu_);
     for (const uint32_t unit : units) wait |= readable_[unit] == 0;
-    gathers_[id] = {units.begin(), units.end()};
-    while (gathers_.size() > kKeptGathers) gathers_.erase(gathers_.begin());
   }
+  Note(id, units);
   if (wait) {
     ZS_RETURN_IF_ERROR(channel_.Wait(id, channel_.timeout()));
     absl::MutexLock lock(&mu_);
     for (const uint32_t unit : units) readable_[unit] = 1;
   }
   return plane_->Gather(units);
+}
+
+void DeviceSide::Note(RequestId id, std::span<const uint32_t> units) {
+  absl::MutexLock lock(&mu_);
+  gathers_[id] = {units.begin(), units.end()};
+  while (gathers_.size() > kKeptGathers) gathers_.erase(gathers_.begin());
+}
+
+absl::StatusOr<RequestId> DeviceSide::GatherAlone(std::span<const uint32_t> units,
+                                                  const Submit& submit) {
+  std::vector<uint32_t> staying;
+  RequestId last = 0;
+  for (const uint32_t unit : units) {
+    if (plane_->resident(unit)) {
+      staying.push_back(unit);
+      continue;
+    }
+    trainer::v1::SessionRequest gather;
+    gather.mutable_gather()->add_units(unit);
+    gather.mutable_gather()->set_alone(true);
+    ZS_ASSIGN_OR_RETURN(last, submit(std::move(gather)));
+    ZS_RETURN_IF_ERROR(channel_.Wait(last, channel_.timeout()));
+    const Unit& plan = layout_.units()[unit];
+    const absl::Status placed =
+        plane_->Place(unit, window_->bytes().subspan(plan.window_offset, plan.bytes()));
+    trainer::v1::SessionRequest release;
+    release.mutable_release()->add_units(unit);
+    release.mutable_release()->set_alone(true);
+    ZS_RETURN_IF_ERROR(submit(std::move(release)).status());
+    ZS_RETURN_IF_ERROR(placed);
+  }
+  if (!staying.empty() || units.empty()) {
+    trainer::v1::SessionRequest gather;
+    gather.mutable_gather()->mutable_units()->Add(staying.begin(), staying.end());
+    gather.mutable_gather()->set_alone(true);
+    ZS_ASSIGN_OR_RETURN(last, submit(std::move(gather)));
+    ZS_RETURN_IF_ERROR(Gathered(last, staying));
+  }
+  Note(last, units);
+  return last;
 }
 
 std::vector<uint32_t> DeviceSide::UnitsOf(RequestId id) const {

@@ -18,6 +18,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -48,8 +49,10 @@ class DeviceSide {
   // Of a request that was sent. Waits for it where a unit is gathered for the first time: then its
   // values may not be there yet.
   absl::Status Gathered(RequestId id, std::span<const uint32_t> units);
-  // Whether all units may be gathered with these options.
-  absl::Status CheckGather(std::span<const uint32_t> units, const GatherOptions& options) const;
+  // A gather of this rank alone: units that do not stay come through the window of the host, one by
+  // one. `submit` sends a request; returns the last one's id.
+  using Submit = std::function<absl::StatusOr<RequestId>(trainer::v1::SessionRequest)>;
+  absl::StatusOr<RequestId> GatherAlone(std::span<const uint32_t> units, const Submit& submit);
   // The units of a gather; empty for any other request.
   std::vector<uint32_t> UnitsOf(RequestId id) const;
 
@@ -70,11 +73,17 @@ class DeviceSide {
 
  private:
   void Watch();
+  void Note(RequestId id, std::span<const uint32_t> units);
 
-  DeviceSide(const Layout& layout, RequestChannel& channel)
-      : layout_(layout), channel_(channel), readable_(layout.units().size(), 0) {}
+  DeviceSide(const Layout& layout, std::shared_ptr<const MappedRegion> window,
+             RequestChannel& channel)
+      : layout_(layout),
+        window_(std::move(window)),
+        channel_(channel),
+        readable_(layout.units().size(), 0) {}
 
   const Layout& layout_;
+  const std::shared_ptr<const MappedRegion> window_;  // parameters on the host, of all ranks
   RequestChannel& channel_;
   std::unique_ptr<DataPlane> plane_;
   std::thread watcher_;  // ends before plane_

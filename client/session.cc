@@ -219,8 +219,8 @@ absl::StatusOr<RequestId> Session::Gather(std::span<const uint32_t> units, Gathe
   message.mutable_gather()->set_alone(options.alone);
   message.mutable_gather()->set_prefetch(options.prefetch);
   if (impl_->device != nullptr) {
-    ZS_RETURN_IF_ERROR(impl_->device->CheckGather(units, options));
     ZS_RETURN_IF_ERROR(impl_->Settle());
+    if (options.alone) return impl_->GatherAlone(units);
   }
   ZS_ASSIGN_OR_RETURN(const RequestId id, impl_->channel->Submit(std::move(message)));
   if (impl_->device != nullptr) {

@@ -222,8 +222,10 @@ class Session {
   // Jobs on GPUs (docs/gpu.md). There parameters and gradients are device memory: a gather writes
   // the unit to parameter_address, a gradient is written to the slot of AcquireDeviceSlot, and
   // AcquireSlot's window carries puts only. All ranks gather the same units in the same order;
-  // `alone` is for resident units only, which all ranks gather at the same place, too. Scatters
-  // come in any order, each micro-step before the next one. Other jobs: FailedPrecondition.
+  // one gathers `alone` through the host's memory, at any time, and the call waits until the values
+  // are there. Resident units are no exception of the first: all ranks gather them at the same
+  // place. Scatters come in any order, each micro-step before the next one. Other jobs:
+  // FailedPrecondition.
   bool on_device() const;
   const DeviceFacts& device() const;  // only where on_device()
   DeviceAddress parameter_address(uint32_t unit) const;

@@ -52,6 +52,14 @@ absl::Status Session::Impl::ScatterOnDevice(const ScatterRequest& request) {
                                           .stream = request.stream}));
 }
 
+absl::StatusOr<RequestId> Session::Impl::GatherAlone(std::span<const uint32_t> units) {
+  absl::StatusOr<RequestId> id = device->GatherAlone(
+      units,
+      [this](trainer::v1::SessionRequest message) { return channel->Submit(std::move(message)); });
+  if (!id.ok()) return Explain(id.status());
+  return id;
+}
+
 absl::Status Session::Impl::FinishOnDevice(RequestId id) {
   if (device->IsUnsettledStep(id)) return Settle();
   for (const uint32_t unit : device->UnitsOf(id)) {

@@ -48,6 +48,7 @@ struct Session::Impl {
   absl::Status ScatterOnDevice(const ScatterRequest& request);
   // What a completed request still needs before its Wait may return.
   absl::Status FinishOnDevice(RequestId id);
+  absl::StatusOr<RequestId> GatherAlone(std::span<const uint32_t> units);
   StepResult Result();
   absl::Status CheckHere() const;
   absl::Status CheckUnit(uint32_t unit) const;

@@ -13,7 +13,6 @@
 #include "base/status.h"
 #include "device/cuda/address.h"
 #include "storage/device_counters.h"
-#include "storage/partition.h"
 
 namespace zeroshard {
 namespace {
@@ -256,15 +255,11 @@ std::vector<JobRegions::RankRegion> JobRegions::ForRank(const JobPlan& plan, uin
   const uint32_t home = plan.ranks[r].home_worker();
   if (const Device* shared = FindDevice(WorkerRegion::KIND_DEVICE_SHARED, home)) {
     const Region& counters = Find(WorkerRegion::KIND_DEVICE_COUNTERS, home);
-    std::vector<RankRegion> regions = {
-        {gradients.plan.kind, gradients.plan.bytes, gradients.fd.get()},
-        {page.plan.kind, page.plan.bytes, page.read_only.get()},
-        {shared->region.kind(), shared->region.bytes(), shared->fd.get()},
-        {counters.plan.kind, counters.plan.bytes, counters.fd.get()}};
-    if (HasHostParameters(plan.config)) {
-      regions.push_back({window.plan.kind, window.plan.bytes, window.read_only.get()});
-    }
-    return regions;
+    return {{window.plan.kind, window.plan.bytes, window.read_only.get()},
+            {gradients.plan.kind, gradients.plan.bytes, gradients.fd.get()},
+            {page.plan.kind, page.plan.bytes, page.read_only.get()},
+            {shared->region.kind(), shared->region.bytes(), shared->fd.get()},
+            {counters.plan.kind, counters.plan.bytes, counters.fd.get()}};
   }
   return {{window.plan.kind, window.plan.bytes, window.read_only.get()},
           {gradients.plan.kind, gradients.plan.bytes, gradients.fd.get()},

@@ -61,7 +61,9 @@ bool Engine::MergeDirty() {
 bool Engine::FillWanted(std::span<const uint32_t> units) {
   // While a step is committed a tier has the old parameters, and the board's epoch may be the new
   // one; all units are dirty after it.
-  if (!tiers_->empty() && !AtBoundary()) return false;
+  const BoardHeader& header = context_.board().header();
+  const bool decided = header.decision.attempt.load() == context_.board().attempt();
+  if (tiers_->device() != nullptr ? decided : !tiers_->empty() && !AtBoundary()) return false;
   const absl::StatusOr<bool> filled = keeper_.Fill(units, shard_);
   if (!filled.ok()) {
     context_.Poison(Annotate(filled.status(),

@@ -301,8 +301,9 @@ bool RankPort::Poll() {
 bool RankPort::IsComplete(const Posted& posted) {
   switch (posted.kind) {
     case Posted::Kind::kGather:
-      return std::all_of(posted.units.begin(), posted.units.end(),
-                         [&](uint32_t unit) { return IsReadable(unit); });
+      return std::all_of(posted.units.begin(), posted.units.end(), [&](uint32_t unit) {
+        return IsReadable(unit, IsWindowed(unit, posted.alone));
+      });
     case Posted::Kind::kScatter:
       return context_.IsConsumed(rank_, posted.units[0], posted.mark);
     case Posted::Kind::kPut:
@@ -321,13 +322,13 @@ bool RankPort::IsComplete(const Posted& posted) {
   return false;
 }
 
-bool RankPort::IsReadable(uint32_t unit) {
+bool RankPort::IsReadable(uint32_t unit, bool windowed) {
   const Board& board = context_.board();
   const uint32_t workers = context_.memory().workers();
   for (uint32_t worker = 0; worker < workers; ++worker) {
     if (board.initialized(worker, unit).load(std::memory_order_acquire) == 0) return false;
   }
-  if (context_.memory().plan().unit(unit).resident || device_ != nullptr) return true;
+  if (context_.memory().plan().unit(unit).resident || !windowed) return true;
   if (board.evicting(unit).load() != 0) return false;
   const uint64_t epoch = board.header().epoch.load(std::memory_order_acquire);
   bool filled = true;

@@ -61,6 +61,7 @@ class RankPort {
     std::vector<uint32_t> units;
     uint64_t mark = 0;  // tag, put tag or attempt
     absl::Duration since;
+    bool alone = false;  // a gather
   };
 
   RankSlot& slot() const { return context_.board().rank(rank_); }
@@ -94,7 +95,9 @@ class RankPort {
   void Pin(uint64_t id, uint32_t unit, int64_t change) const;
 
   bool IsComplete(const Posted& posted);
-  bool IsReadable(uint32_t unit);
+  bool IsReadable(uint32_t unit, bool windowed);
+  // Whether a gather puts the unit into the window of the host.
+  bool IsWindowed(uint32_t unit, bool alone) const;
   void CompleteStep(const Posted& posted);
   void Complete(uint64_t id, RankPage::Outcome outcome);
   void FailRequest(uint64_t id, const absl::Status& status);

@@ -40,14 +40,22 @@ absl::Status RankPort::Gather(const Request& request) {
   if (!gather.alone()) PostOrder(request.id(), gather);
   for (uint32_t unit : gather.units()) {
     CountGather(unit);
-    if (device_ == nullptr) Pin(request.id(), unit, +1);
+    if (IsWindowed(unit, gather.alone())) Pin(request.id(), unit, +1);
   }
   posted_.push_back({.id = request.id(),
                      .kind = Posted::Kind::kGather,
                      .units = {gather.units().begin(), gather.units().end()},
                      .mark = 0,
-                     .since = context_.now()});
+                     .since = context_.now(),
+                     .alone = gather.alone()});
   return absl::OkStatus();
+}
+
+bool RankPort::IsWindowed(uint32_t unit, bool alone) const {
+  if (device_ == nullptr) return true;
+  const model::v1::EngineConfig& config = context_.memory().config();
+  return alone && config.stage() == 3 &&
+         !context_.layout().persistent(unit, config.persistence_threshold());
 }
 
 void RankPort::CountGather(uint32_t unit) {
@@ -73,7 +81,7 @@ absl::Status RankPort::Release(const Request& request) {
   ZS_RETURN_IF_ERROR(CheckUnits(request.release().units()));
   bool copied = false;
   for (uint32_t unit : request.release().units()) {
-    if (device_ != nullptr) break;
+    if (device_ != nullptr && !request.release().alone()) break;
     Pin(request.id(), unit, -1);
     if (context_.memory().plan().unit(unit).resident) continue;
     copied = true;

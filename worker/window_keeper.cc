@@ -73,7 +73,9 @@ bool WindowKeeper::Evict() {
     live += units[unit].data_elements;
     if (!IsPinned(unit)) candidates.push_back(unit);
   }
-  const uint64_t limit = context_.memory().config().max_live_elements();
+  // Ranks with a data plane copy what they gather alone; nothing is kept for the next one.
+  const model::v1::EngineConfig& config = context_.memory().config();
+  const uint64_t limit = config.data_plane() ? 0 : config.max_live_elements();
   std::sort(candidates.begin(), candidates.end(),
             [&](uint32_t a, uint32_t b) { return wanted_at_[a] < wanted_at_[b]; });
   bool evicted = false;

@@ -152,6 +152,9 @@ class DataPlane {
   // A resident unit is gathered by the first call that names it, and after each Committed.
   // The values are there for what a stream runs after WaitOn.
   virtual absl::Status Gather(std::span<const uint32_t> units) = 0;
+  // The same for this rank alone, at any time, of a unit that is not resident: its values, in its
+  // data type, are in host memory, and are copied before the call returns.
+  virtual absl::Status Place(uint32_t unit, std::span<const std::byte> values) = 0;
   virtual absl::Status WaitOn(uint32_t unit, StreamHandle stream) = 0;
   // The same for the host's own reading of device memory.
   virtual absl::Status WaitOnHost(uint32_t unit) = 0;
@@ -191,7 +194,7 @@ class DataPlane {
 
 // What the library exports: `extern "C" const DataPlaneLibrary* zeroshard_data_plane(uint32_t)`,
 // null for another version than its own.
-inline constexpr uint32_t kDataPlaneVersion = 1;
+inline constexpr uint32_t kDataPlaneVersion = 2;
 inline constexpr char kDataPlaneSymbol[] = "zeroshard_data_plane";
 struct DataPlaneLibrary {
   uint32_t version = kDataPlaneVersion;

@@ -116,6 +116,27 @@ absl::Status Gatherer::Gather(std::span<const uint32_t> units) {
   return absl::OkStatus();
 }
 
+absl::Status Gatherer::Place(uint32_t unit, std::span<const std::byte> values) {
+  ZS_RETURN_IF_ERROR(CheckUnits({&unit, 1}));
+  Use& use = units_[unit];
+  if (use.resident || values.size() != core_.layout().units()[unit].bytes()) {
+    return absl::InvalidArgumentError(absl::StrCat("values of ", values.size(), " bytes for unit ",
+                                                   unit, ", which ",
+                                                   use.resident ? "stays gathered" : "has others"));
+  }
+  ++use.users;
+  Busy(use);
+  ZS_RETURN_IF_ERROR(Map(unit));
+  if (use.has_release) ZS_RETURN_IF_ERROR(log_.stream().WaitFor(*use.released));
+  use.has_release = false;
+  if (!values.empty()) {
+    ZS_RETURN_IF_ERROR(
+        log_.stream().CopyToDevice(memory_.address(unit), values.data(), values.size()));
+  }
+  ZS_ASSIGN_OR_RETURN(use.mark, log_.Mark({"copy from the host", unit}));
+  return WaitOnHost(unit);
+}
+
 absl::Status Gatherer::Refresh(Which which) {
   std::vector<uint32_t> some;
   for (uint32_t unit = 0; unit < units_.size(); ++unit) {

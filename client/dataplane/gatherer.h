@@ -39,6 +39,7 @@ class Gatherer {
   bool resident(uint32_t unit) const { return units_[unit].resident; }
   // As in DataPlane.
   absl::Status Gather(std::span<const uint32_t> units);
+  absl::Status Place(uint32_t unit, std::span<const std::byte> values);
   absl::Status WaitOn(uint32_t unit, CudaStream& stream);
   absl::Status WaitOnHost(uint32_t unit);
   absl::Status Release(std::span<const uint32_t> units, CudaStream& stream);

@@ -199,6 +199,10 @@ absl::Status TrainerDataPlane::Gather(std::span<const uint32_t> units) {
   return Guarded([&] { return engine_->gatherer->Gather(units); });
 }
 
+absl::Status TrainerDataPlane::Place(uint32_t unit, std::span<const std::byte> values) {
+  return Guarded([&] { return engine_->gatherer->Place(unit, values); });
+}
+
 absl::Status TrainerDataPlane::WaitOn(uint32_t unit, StreamHandle handle) {
   CudaStream stream = StreamOf(handle);
   return Guarded([&] { return engine_->gatherer->WaitOn(unit, stream); });

@@ -83,6 +83,7 @@ class Trainer {
   absl::Status Finish();
 
   uint64_t step() const { return state_.step; }
+  absl::StatusOr<uint64_t> AllParameters();
 
  private:
   bool IsResident(uint32_t unit) const {
@@ -107,7 +108,6 @@ class Trainer {
   // Room for the unit's gradient with these values; the offset that a scatter names.
   absl::StatusOr<uint64_t> GradientSlot(uint32_t unit, const std::vector<float>& values);
   absl::Status WriteSlot(uint32_t unit, const std::vector<float>& values, uint64_t slot);
-  absl::StatusOr<uint64_t> AllParameters();
 
   const TrainerOptions& options_;
   Session& session_;
@@ -332,9 +332,10 @@ absl::StatusOr<uint64_t> Trainer::AllParameters() {
   const uint32_t at_once = options_.one_by_one ? 1 : units;
   for (uint32_t first = 0; first < units; first += at_once) {
     std::vector<uint32_t> some(at_once);
-    std::iota(some.begin(), some.end(), first);
-    // On GPUs all ranks gather together.
-    ZS_ASSIGN_OR_RETURN(const RequestId id, session_.Gather(some, {.alone = device_ == nullptr}));
+    // Ranks on GPUs gather together, or each alone in an order of its own.
+    const bool alone = device_ == nullptr || options_.one_by_one;
+    std::iota(some.begin(), some.end(), at_once == 1 ? (first + options_.rank) % units : first);
+    ZS_ASSIGN_OR_RETURN(const RequestId id, session_.Gather(some, {.alone = alone}));
     ZS_RETURN_IF_ERROR(session_.Wait(id));
     for (const uint32_t unit : some) {
       ZS_ASSIGN_OR_RETURN(values[unit], Values(unit));
@@ -390,7 +391,12 @@ absl::Status Trainer::Finish() {
 absl::Status Train(const TrainerOptions& options, Session& session, TrainerDevice* device) {
   Trainer trainer(options, &session, device);
   ZS_RETURN_IF_ERROR(trainer.Begin());
-  while (trainer.step() < options.steps) ZS_RETURN_IF_ERROR(trainer.Step());
+  while (trainer.step() < options.steps) {
+    ZS_RETURN_IF_ERROR(trainer.Step());
+    // Looks at the parameters while the others go on.
+    const bool looks = device != nullptr && options.one_by_one && options.rank == 0;
+    if (looks && trainer.step() == 2) ZS_RETURN_IF_ERROR(trainer.AllParameters().status());
+  }
   return trainer.Finish();
 }
 

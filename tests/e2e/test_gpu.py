@@ -112,6 +112,14 @@ def test_stage_1_adds_micro_steps_first_as_on_the_host(daemons, job):
     assert {r["norm"] for r in found.reports} == {r["norm"] for r in wanted.reports}
 
 
+@pytest.mark.parametrize("tier, config", [("gpu", {}), ("host", SMALL)], ids=["gpu", "host-small"])
+def test_ranks_read_parameters_alone_and_in_any_order(daemons, job, tier, config):
+    """Rank 0 also in the middle of the training, while the other one goes on."""
+    daemon = daemons(2)
+    one = job(daemon, 2, steps=STEPS, stage=3, dtype="bf16", one_by_one=True, config=config_of(daemon, tier, config))
+    check(one.start().result(), Run(2, trainers.SIZES, dtype="bf16", steps=STEPS), tier)
+
+
 def test_the_ledger_says_what_is_on_the_gpu(daemons, job):
     one = job(daemons(2), 2, steps=500, pause_ms=50, stage=3, dtype="bf16", config=gpu_jobs.tier("half", ""))
     one.start().reach(1)

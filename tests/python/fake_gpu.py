@@ -67,9 +67,6 @@ class Session:
         return request
 
     def gather(self, units, alone, prefetch):
-        resident = all(self._inner.units()[u]["persistent"] or self.config["stage"] < 3 for u in units)
-        if alone and not resident:
-            raise ZeroShardError("gather alone on a GPU", "FAILED_PRECONDITION")
         request = self._inner.gather(units, alone, prefetch)
         for unit in units:
             self._gathers[unit] = request

@@ -239,9 +239,23 @@ def test_rejoin_is_for_gpus(ranks):
     run(ranks, 2, 1, body)
 
 
-def test_modules_that_some_ranks_do_not_run_are_refused(gpu):
-    with pytest.raises(zeroshard.ZeroShardError, match="'experts.0' is independent"):
-        run(ranks_of(), 3, 1, lambda engine, rank: None, models.Experts)
+def test_ranks_may_run_and_read_modules_alone(monkeypatch):
+    def body(engine, rank):
+        for step in range(STEPS):
+            which = [rank, (rank + 1 + step) % 4] if step else [rank]
+            loss = engine(batch(step, rank), which).square().mean()
+            engine.backward(loss)
+            engine.step()
+        return {name: values.clone() for name, values in engine.module.state_dict().items()} if rank == 0 else None
+
+    found = []
+    for daemon in (fake_native.Daemon, lambda: fake_gpu.use(monkeypatch)):
+        backend.use(daemon())
+        try:
+            found.append(run(ranks_of(), 3, 2, body, models.Experts)[0][0])
+        finally:
+            backend.use(None)
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
 def test_values_may_be_replaced_by_all_ranks_together(gpu):

@@ -122,7 +122,7 @@ def load(engine, load_dir, tag, parameters_only):
 
 
 class _Alone:
-    """Shows one unit's values to this rank alone, without the others; on GPUs to all ranks together."""
+    """Shows one unit's values to this rank alone, without the others."""
 
     def __init__(self, engine, unit):
         self.memory, self.unit = engine._table.memory, unit

@@ -117,8 +117,7 @@ class DeviceMemory:
         return dlpack.from_dlpack(self.session.parameter_tensor(unit.index, offset, list(shape)))
 
     def gather(self, units, alone=False, prefetch=False):
-        # All ranks gather together: only resident units, which all ranks name at the same place, may be alone.
-        alone = alone and all(u.resident for u in units)
+        # Alone comes through the host's memory; resident units all ranks gather, at the same place.
         return self.session.gather([u.index for u in units], alone, prefetch)
 
     def wait(self, request, units):

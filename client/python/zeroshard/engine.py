@@ -59,16 +59,10 @@ class Engine(torch.nn.Module):
         self.memory = Memory(module, self._gradients)
 
     def _mark_independent(self, leaves):
-        together = self._table.memory.on_device
-        for name, module in self.module.named_modules():
-            if together and is_independent(module):
-                raise misuse(
-                    f"module {name!r} is independent (zeroshard.set_independent): in a job on GPUs all "
-                    "ranks gather together; let all of them run it, or train on the host"
-                )
-            if together:
-                continue
-            if is_independent(module) or any(module is leaf for leaf in leaves):
+        together = self._table.memory.on_device  # alone is slow there; leaves are run by all ranks
+        for module in self.module.modules():
+            leaf = not together and any(module is one for one in leaves)
+            if is_independent(module) or leaf:
                 for parameter in module.parameters():
                     self._unit_by_id[id(parameter)].alone = True
 
