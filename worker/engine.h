@@ -182,6 +182,10 @@ class Engine {
   // it is tried again now and then.
   void FailStep(const absl::Status& status);
   bool MayApply();
+  // Somebody has come since the last drop, and waits for the step.
+  bool IsAwaited() const;
+  // What may fail begins.
+  void NoteAttempt();
   void NoteDrop(uint64_t generation);
   uint64_t RankActivity() const;
   bool Commit();
@@ -214,6 +218,8 @@ class Engine {
   uint64_t retrying_ = ~uint64_t{0};  // the generation that was dropped before the failure
   uint64_t dropped_ = 0;              // the last generation that was to be dropped
   uint64_t activity_at_drop_ = 0;
+  // The last drop before the attempt to do the step, if it was awaited when it began.
+  uint64_t awaited_at_ = ~uint64_t{0};
   absl::Status mesh_reason_;
   std::function<void()> pump_ = [] {};
   // A unit whose sum a predecessor left in the middle: no other is summed in place before it.

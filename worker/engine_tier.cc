@@ -31,6 +31,7 @@ bool Engine::SealCommitted() {
     if (board.put_done(context_.me(), rank).load() != posted) return false;
   }
   if (!tier_->NeedsSeal(PutsPosted())) return true;
+  NoteAttempt();
   const absl::Status status = tier_->SealCommitted(JobState().SerializeAsString(), PutsPosted());
   if (!status.ok()) FailStep(status);
   return status.ok();
@@ -91,23 +92,33 @@ void Engine::NoteDrop(uint64_t generation) {
   activity_at_drop_ = RankActivity();
 }
 
+bool Engine::IsAwaited() const {
+  const Board& board = context_.board();
+  if (RankActivity() != activity_at_drop_) return true;
+  for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
+    if (board.rank(rank).attached.load() > dropped_) return true;
+  }
+  return false;
+}
+
 bool Engine::MayApply() {
   NoteDrop(context_.board().header().generation.load());
-  return context_.now() >= retry_at_ || RankActivity() != activity_at_drop_ ||
-         context_.board().header().generation.load() != retrying_;
+  const bool may = context_.now() >= retry_at_ || IsAwaited() ||
+                   context_.board().header().generation.load() != retrying_;
+  if (may) NoteAttempt();
+  return may;
 }
+
+void Engine::NoteAttempt() { awaited_at_ = IsAwaited() ? dropped_ : kNoGeneration; }
 
 void Engine::FailStep(const absl::Status& status) {
   if (GoesBack()) return;
   const Board& board = context_.board();
   const uint64_t generation = board.header().generation.load();
-  // Who has come since the drop waits for this step.
-  bool is_awaited = RankActivity() != activity_at_drop_;
-  for (uint32_t rank = 0; rank < context_.memory().ranks(); ++rank) {
-    is_awaited |= board.rank(rank).attached.load() > generation;
-  }
-  // While nobody is there nobody is told: whoever comes next is told of a fresh error, or of none.
-  if (!is_awaited) {
+  NoteDrop(generation);
+  // While nobody is there nobody is told: whoever comes next, also during the attempt, is told of a
+  // fresh error, or of none.
+  if (awaited_at_ != dropped_) {
     retry_at_ = context_.now() + kRestOfFailedStep;
     if (std::exchange(retrying_, generation) == generation) return;
     return LogWarn(absl::StrCat("step ", board.numbers().step + 1, " of job ",

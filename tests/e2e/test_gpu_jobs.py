@@ -82,11 +82,12 @@ def test_tiers_has_a_line_for_each_gpu(start, probe):
 # Attach.
 
 
-def test_each_rank_gets_the_gpu_of_its_worker_and_no_parameter_window(node, probe):
+def test_each_rank_gets_the_gpu_of_its_worker_and_the_regions_of_the_host(node, probe):
     one, two, *replies = pair(probe, node)
     assert [reply["device"]["uuid"] for reply in replies] == [uuid_of(0), uuid_of(1)]
     assert [region["kind"] for region in replies[1]["regions"]] == [
-        "KIND_GRADIENT_WINDOW", "KIND_RANK_PAGE", "KIND_DEVICE_SHARED", "KIND_DEVICE_COUNTERS"]
+        "KIND_PARAMETER_WINDOW", "KIND_GRADIENT_WINDOW", "KIND_RANK_PAGE", "KIND_DEVICE_SHARED",
+        "KIND_DEVICE_COUNTERS"]
     assert [region["bytes"] for region in two.ask("regions")["regions"]] == [
         region["bytes"] for region in replies[1]["regions"]]
     assert replies[1]["worker_socket"].endswith("worker-1.sock")

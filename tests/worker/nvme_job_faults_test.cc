@@ -2,6 +2,7 @@
 // leaves the committed state, and is done when the drive is well again.
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -33,13 +34,19 @@ const std::string& Expected(uint32_t steps = kSteps) {
   return expected[steps];
 }
 
-// A queue all of whose transfers fail while the switch is on.
+// Whether transfers fail, and what happens at the next that does.
+struct Switch {
+  bool broken = false;
+  std::function<void()> then = {};
+};
+
 class SwitchedQueue final : public IoQueue {
  public:
-  SwitchedQueue(std::unique_ptr<IoQueue> inner, const bool& broken)
-      : inner_(std::move(inner)), broken_(broken) {}
+  SwitchedQueue(std::unique_ptr<IoQueue> inner, Switch& power)
+      : inner_(std::move(inner)), switch_(power) {}
   absl::Status Submit(const IoTransfer& transfer) override {
-    if (!broken_) return inner_->Submit(transfer);
+    if (!switch_.broken) return inner_->Submit(transfer);
+    if (const auto then = std::exchange(switch_.then, {})) then();
     failed_.push_back({transfer.tag, absl::DataLossError("file at offset 8192: Input/output "
                                                          "error (errno 5)")});
     return absl::OkStatus();
@@ -58,7 +65,7 @@ class SwitchedQueue final : public IoQueue {
 
  private:
   std::unique_ptr<IoQueue> inner_;
-  const bool& broken_;
+  Switch& switch_;
   std::vector<IoCompletion> failed_;
 };
 
@@ -129,14 +136,14 @@ TEST(NvmeJobFaultsTest, AnyOperationMayFailOnce) {
 TEST(NvmeJobFaultsTest, AStepThatFailedIsDoneOnceTheDriveIsWell) {
   for (const bool parameters : {false, true}) {
     const DiskDir directory("/dev/shm");
-    bool broken = false;
+    Switch drive;
     LocalJobOptions options = StateOptions(Form(), Variant(directory, parameters));
     options.make_queue = QueuesWith([&](std::unique_ptr<IoQueue> inner) {
-      return std::make_unique<SwitchedQueue>(std::move(inner), broken);
+      return std::make_unique<SwitchedQueue>(std::move(inner), drive);
     });
     const auto job = StartStateJob(options);
     TrainSteps(*job, 0, 2);
-    broken = true;
+    drive.broken = true;
     ArriveAt(*job, 2);
     const std::string reason = Failure(*job);
     EXPECT_TRUE(absl::StrContains(reason, "step 3 of job local")) << reason;
@@ -148,13 +155,40 @@ TEST(NvmeJobFaultsTest, AStepThatFailedIsDoneOnceTheDriveIsWell) {
     EXPECT_FALSE(job->engine(0).context().poison().ok()) << "still broken";
     EXPECT_EQ(job->memory(0).board().numbers().step, 2u);
     StartAgain(*job);
-    broken = false;
+    drive.broken = false;
     Attach(*job);  // at once, not after another failure
     EXPECT_EQ(job->memory(0).board().numbers().step, 3u);
     EXPECT_TRUE(job->StateBytes() == Expected(3));
     TrainSteps(*job, 3, kSteps);
     EXPECT_TRUE(job->StateBytes() == Expected());
   }
+}
+
+// An attempt that began while nobody was there says nothing about the drive that they find.
+TEST(NvmeJobFaultsTest, WhoComesDuringAFailingAttemptIsNotToldOfIt) {
+  const DiskDir directory("/dev/shm");
+  Switch drive;
+  LocalJobOptions options = StateOptions(Form(), Variant(directory, /*parameters=*/false));
+  options.make_queue = QueuesWith([&](std::unique_ptr<IoQueue> inner) {
+    return std::make_unique<SwitchedQueue>(std::move(inner), drive);
+  });
+  const auto job = StartStateJob(options);
+  TrainSteps(*job, 0, 2);
+  drive.broken = true;
+  ArriveAt(*job, 2);
+  ASSERT_FALSE(Failure(*job).empty());
+  bool came = false;
+  drive.then = [&] {
+    const Board& board = job->memory(0).board();
+    board.rank(0).attached.store(board.header().generation.load() + 1);  // as its worker does
+    drive.broken = false;
+    came = true;
+  };
+  StartAgain(*job);
+  EXPECT_TRUE(came);
+  EXPECT_TRUE(job->engine(0).context().poison().ok()) << job->engine(0).context().poison();
+  EXPECT_EQ(job->memory(0).board().numbers().step, 3u) << "tried anew for who has come";
+  EXPECT_TRUE(job->StateBytes() == Expected(3));
 }
 
 // Reads all states of the faulty worker.
