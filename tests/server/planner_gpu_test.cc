@@ -12,6 +12,7 @@
 #include "server/ledger_lines.h"
 #include "server/planner.h"
 #include "storage/device_counters.h"
+#include "tests/server/plan_fixture.h"
 
 namespace zeroshard {
 namespace {
@@ -20,54 +21,21 @@ using internal::v1::WorkerRegion;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// One bf16 parameter of 512 * 512 elements: two chunks of 65,536 elements for each of two workers.
 absl::StatusOr<PlanInput> Input(const std::string& zero, const std::string& more = "") {
-  PlanInput input;
   ZS_ASSIGN_OR_RETURN(
-      input.config,
+      const DsConfig config,
       ParseDsConfig(
           absl::StrCat(R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true},
         "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, )",
                        more, R"("zero_optimization": {"sub_group_size": 65536, )", zero, "}}"),
           {}, DeviceKind::kCuda));
-  model::v1::Parameter* parameter = input.manifest.add_parameters();
-  parameter->set_name("w");
-  parameter->add_shape(512);
-  parameter->add_shape(512);
-  parameter->set_dtype(model::v1::DTYPE_BFLOAT16);
-  parameter->set_trainable(true);
-  parameter->set_module("w");
-  input.manifest.add_groups();
-  input.world_size = 2;
-  input.local_ranks = 2;
-  input.devices = {"cuda:0", "cuda:1"};
-  input.nvme_paths = {{.path = "/a"}};
-  return input;
+  return TwoWorkers(config, {"cuda:0", "cuda:1"});
 }
 
 JobPlan Plan(const std::string& zero, const std::string& more = "") {
   const absl::StatusOr<PlanInput> input = Input(zero, more);
   EXPECT_TRUE(input.ok()) << input.status();
-  if (!input.ok()) return JobPlan();
-  absl::StatusOr<JobPlan> plan = PlanJob(*input);
-  EXPECT_TRUE(plan.ok()) << plan.status();
-  return plan.ok() ? *std::move(plan) : JobPlan();
-}
-
-// Bytes by "holder state tier"; whatever the job, all tiers add up.
-std::map<std::string, uint64_t> Lines(const JobPlan& plan) {
-  std::map<std::string, uint64_t> lines;
-  std::map<std::string, uint64_t> tiers;
-  for (const auto& line : plan.ledger) {
-    lines[absl::StrCat(line.holder(), " ", line.state(), " ", line.tier())] += line.bytes();
-    tiers[line.tier()] += line.bytes();
-  }
-  uint64_t gpu = 0;
-  for (const GpuBytes& bytes : plan.gpus) gpu += bytes.total();
-  EXPECT_EQ(tiers["host"], plan.memory_bytes());
-  EXPECT_EQ(tiers["nvme"], plan.nvme_total());
-  EXPECT_EQ(tiers["gpu"], gpu);
-  return lines;
+  return input.ok() ? Plan(*input) : JobPlan();
 }
 
 constexpr uint64_t kHalf = 512 * 512 / 2;  // elements of a worker

@@ -3,13 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "server/planner.h"
+#include "tests/server/plan_fixture.h"
 
 namespace zeroshard {
 namespace {
@@ -17,10 +16,7 @@ namespace {
 using internal::v1::WorkerRegion;
 using ::testing::HasSubstr;
 
-// One bf16 parameter of 512 * 512 elements: 1024 grains, two chunks of 65,536 elements for each of
-// two workers.
 PlanInput Input(int stage, const std::string& zero, const std::string& more = "") {
-  PlanInput input;
   const auto config =
       ParseDsConfig(absl::StrCat(R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true},
         "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
@@ -28,43 +24,11 @@ PlanInput Input(int stage, const std::string& zero, const std::string& more = ""
                                  more, R"("zero_optimization": {"stage": )", stage,
                                  R"(, "stage3_param_persistence_threshold": 0, )", zero, "}}"));
   EXPECT_TRUE(config.ok()) << config.status();
-  if (config.ok()) input.config = *config;
-  model::v1::Parameter* parameter = input.manifest.add_parameters();
-  parameter->set_name("w");
-  parameter->add_shape(512);
-  parameter->add_shape(512);
-  parameter->set_dtype(model::v1::DTYPE_BFLOAT16);
-  parameter->set_trainable(true);
-  parameter->set_module("w");
-  input.manifest.add_groups();
-  input.world_size = 2;
-  input.local_ranks = 2;
-  input.devices = {"cpu:0", "cpu:1"};
-  input.nvme_paths = {{.path = "/a"}};
-  return input;
+  return TwoWorkers(config.ok() ? *config : DsConfig(), {"cpu:0", "cpu:1"});
 }
 
 constexpr const char* kStatesOnNvme =
     R"("offload_optimizer": {"device": "nvme", "buffer_count": 3, "pin_memory": false})";
-
-JobPlan Plan(const PlanInput& input) {
-  absl::StatusOr<JobPlan> plan = PlanJob(input);
-  EXPECT_TRUE(plan.ok()) << plan.status();
-  return plan.ok() ? *std::move(plan) : JobPlan();
-}
-
-// Bytes by "holder state tier"; whatever the job, both tiers add up.
-std::map<std::string, uint64_t> Lines(const JobPlan& plan) {
-  std::map<std::string, uint64_t> lines;
-  std::map<std::string, uint64_t> tiers;
-  for (const auto& line : plan.ledger) {
-    lines[absl::StrCat(line.holder(), " ", line.state(), " ", line.tier())] += line.bytes();
-    tiers[line.tier()] += line.bytes();
-  }
-  EXPECT_EQ(tiers["host"], plan.memory_bytes());
-  EXPECT_EQ(tiers["nvme"], plan.nvme_total());
-  return lines;
-}
 
 const RegionPlan& Region(const JobPlan& plan, WorkerRegion::Kind kind, uint32_t index) {
   for (const RegionPlan& region : plan.regions) {

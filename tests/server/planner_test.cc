@@ -11,23 +11,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "storage/partition.h"
+#include "tests/server/plan_fixture.h"
 
 namespace zeroshard {
 namespace {
 
 using internal::v1::WorkerRegion;
 using ::testing::HasSubstr;
-
-model::v1::Parameter* AddParameter(model::v1::Manifest& manifest, const std::string& name,
-                                   std::vector<uint64_t> shape, model::v1::DType dtype) {
-  model::v1::Parameter* parameter = manifest.add_parameters();
-  parameter->set_name(name);
-  for (const uint64_t size : shape) parameter->add_shape(size);
-  parameter->set_dtype(dtype);
-  parameter->set_trainable(true);
-  parameter->set_module(name);
-  return parameter;
-}
 
 // One bf16 parameter of 1,000 elements: 4 grains, of which the last has 232 elements and 24 of
 // padding. Its master is fp32.
@@ -48,12 +38,6 @@ PlanInput Input(int stage, uint32_t workers, uint32_t ranks) {
   input.local_ranks = ranks;
   for (uint32_t w = 0; w < workers; ++w) input.devices.push_back(absl::StrCat("cpu:", w));
   return input;
-}
-
-JobPlan Plan(const PlanInput& input) {
-  absl::StatusOr<JobPlan> plan = PlanJob(input);
-  EXPECT_TRUE(plan.ok()) << plan.status();
-  return *std::move(plan);
 }
 
 // Bytes by "holder state", and the formula's share of each.
