@@ -240,6 +240,12 @@ class Shard {
   absl::Status ReadDeviceParameters(uint32_t unit, std::span<const StateArray> arrays,
                                     GrainRange grains,
                                     std::span<std::vector<std::byte>> outs) const;
+  // As TierSet::Read; parameters whose image is damaged are made anew of their masters.
+  absl::Status ReadImages(std::span<const uint32_t> images, ChunkTier::Reader reader) const;
+  // Of those that are damaged; the error that was met when there is something that cannot be made
+  // anew.
+  absl::Status RebuildParameters(std::span<const uint32_t> images, const absl::Status& met) const;
+  absl::Status ParametersFromMaster(uint32_t chunk) const;
   void RestoreFromImage(uint32_t chunk, std::byte* image) const;
   void UpdateImage(const UnitUpdate& update, const TierItem& item,
                    const TierBuffers& buffers) const;

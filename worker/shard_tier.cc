@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "absl/strings/str_cat.h"
 #include "base/fault_point.h"
+#include "base/log.h"
 #include "base/status.h"
 #include "device/cpu/stream_copy.h"
 #include "storage/shard_format.h"
@@ -114,6 +116,55 @@ absl::Status Shard::RestoreParameters() const {
   return absl::OkStatus();
 }
 
+absl::Status Shard::ReadImages(std::span<const uint32_t> images, ChunkTier::Reader reader) const {
+  const absl::Status status = tiers_->Read(images, reader);
+  if (!absl::IsDataLoss(status)) return status;
+  ZS_RETURN_IF_ERROR(RebuildParameters(images, status));
+  return tiers_->Read(images, reader);
+}
+
+absl::Status Shard::RebuildParameters(std::span<const uint32_t> images,
+                                      const absl::Status& met) const {
+  if (tiers_->nvme() == nullptr) return met;
+  const auto intact = [&](uint32_t image) {
+    return tiers_->Read({&image, 1}, [](uint32_t, std::byte*) { return absl::OkStatus(); });
+  };
+  for (const uint32_t image : images) {
+    if (!tiers_->Holds(image)) continue;
+    const absl::Status status = intact(image);
+    if (status.ok()) continue;
+    const auto chunks = memory_->plan().chunks();
+    uint32_t chunk = 0;
+    while (chunk < chunks.size() && tiers_->nvme()->plan().parameter_image_of(chunk) != image) {
+      ++chunk;
+    }
+    // States, and parameters that have no master.
+    if (!absl::IsDataLoss(status) || chunk == chunks.size()) return status;
+    const absl::Status rebuilt = tiers_->nvme()->Rebuild(
+        image, [&]() -> absl::Status { return ParametersFromMaster(chunk); });
+    ZS_RETURN_IF_ERROR(Annotate(rebuilt, std::string(met.message())));
+    LogWarn(absl::StrCat("parameters were made anew of their master chunk=", chunk, " error=\"",
+                         status.message(), "\""));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Shard::ParametersFromMaster(uint32_t chunk) const {
+  const ChunkPlan& plan = memory_->plan().chunks()[chunk];
+  const DType dtype = memory_->layout().units()[plan.unit].dtype;
+  const auto convert = [&](const UnitState& state) {
+    ConvertElements(state.arrays.param + plan.begin, DType::kFloat32,
+                    memory_->parameters_at_rest(plan.unit) + plan.begin * SizeOf(dtype), dtype,
+                    plan.elements);
+    StreamFence();
+    return absl::OkStatus();
+  };
+  if (!tiers_->Holds(chunk)) return convert(states_[plan.unit]);
+  return tiers_->Read({&chunk, 1}, [&](uint32_t, std::byte* bytes) {
+    return convert(StateInImage(states_[plan.unit], plan, tiers_->shape(chunk), bytes));
+  });
+}
+
 void Shard::RestoreFromImage(uint32_t chunk, std::byte* image) const {
   if (tiers_->images()[chunk].parameters || ParameterImageHeld(chunk) != kNoImage) return;
   const ChunkPlan& plan = memory_->plan().chunks()[chunk];
@@ -155,7 +206,7 @@ absl::Status Shard::FillWindows(std::span<const uint32_t> units) const {
       CopyToWindow(unit, at, memory_->parameters_at_rest(unit) + at, part.elements * element_bytes);
     }
   }
-  return tiers_->Read(held, [&](uint32_t image, std::byte* bytes) {
+  return ReadImages(held, [&](uint32_t image, std::byte* bytes) {
     const TierImage& part = tiers_->images()[image];
     const uint64_t element_bytes = SizeOf(memory_->layout().units()[part.unit].dtype);
     CopyToWindow(part.unit, part.begin * element_bytes, bytes + tiers_->shape(image).offset(0),
@@ -218,6 +269,9 @@ absl::Status Shard::OpenRun(uint32_t unit, GrainRange run, OldContents old) cons
   const std::vector<uint32_t> images = ImagesOf(unit, run);
   if (old == OldContents::kDropped) return tiers_->Discard(images);
   ZS_RETURN_IF_ERROR(OpenParameters(unit, run));
+  const absl::Status status = tiers_->Promote(images);
+  if (!absl::IsDataLoss(status)) return status;
+  ZS_RETURN_IF_ERROR(RebuildParameters(images, status));
   return tiers_->Promote(images);
 }
 
@@ -271,7 +325,7 @@ absl::Status Shard::ReadArrays(uint32_t unit, std::span<const StateArray> arrays
   }
   const auto& slots = memory_->config().state_slots();
   const std::vector<std::string> names(slots.begin(), slots.end());
-  return tiers_->Read(held, [&](uint32_t number, std::byte* bytes) {
+  return ReadImages(held, [&](uint32_t number, std::byte* bytes) {
     const TierImage& image = tiers_->images()[number];
     const ChunkShape& shape = tiers_->shape(number);
     std::vector<StateArray> sources;

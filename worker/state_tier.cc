@@ -137,6 +137,21 @@ absl::Status StateTier::Demote(std::span<const uint32_t> images) {
   return absl::OkStatus();
 }
 
+absl::Status StateTier::Rebuild(uint32_t image, absl::FunctionRef<absl::Status()> fill) {
+  ZS_RETURN_IF_ERROR(FollowCommit());
+  if (open_ != kNothing && open_ != committed_) {
+    return absl::FailedPreconditionError("a step is under way");
+  }
+  ZS_RETURN_IF_ERROR(pages_.Reserve(image));
+  if (absl::Status status = fill(); !status.ok()) {
+    Punch(image);
+    return status;
+  }
+  ZS_FAULT_POINT("worker.tier.rebuild.before_forget");
+  ZS_RETURN_IF_ERROR(Discard({&image, 1}));
+  return Demote({&image, 1});
+}
+
 absl::Status StateTier::Read(std::span<const uint32_t> images, Reader reader) {
   return Run(ItemsOf(images, /*read=*/true), [&](const TierItem& item, const TierBuffers& buffers) {
     return reader(item.read, buffers.read);

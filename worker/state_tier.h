@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "worker/chunk_tier.h"
 #include "worker/job_memory.h"
@@ -57,6 +58,10 @@ class StateTier final : public ChunkTier {
   absl::Status Discard(std::span<const uint32_t> images) override;
   absl::Status Demote(std::span<const uint32_t> images) override;
   absl::Status Read(std::span<const uint32_t> images, Reader reader) override;
+
+  // An image that is damaged here gets contents anew: `fill` makes them in the partition, from
+  // where they come here again. Not while a step is under way (FailedPrecondition).
+  absl::Status Rebuild(uint32_t image, absl::FunctionRef<absl::Status()> fill);
 
   void Tick() { tier_->Tick(); }
   TierCounters counters() const { return tier_->counters(); }

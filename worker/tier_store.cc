@@ -91,11 +91,26 @@ absl::Status TierStore::Verify(uint32_t image, const TierPlace& place,
 absl::StatusOr<TierPlace> TierStore::Reserve(uint32_t image) {
   ZS_RETURN_IF_ERROR(final_);
   if (!open_) return absl::FailedPreconditionError("no attempt is open on the nvme tier");
+  absl::StatusOr<uint32_t> slot = FindSlot(image);
+  if (absl::IsUnavailable(slot.status()) && !quarantined_ && !set_aside_.empty()) {
+    // What is written there is verified when it is read, as ever.
+    for (const uint32_t damaged : std::exchange(set_aside_, {})) table_->Release(damaged);
+    slot = FindSlot(image);
+  }
+  if (!slot.ok()) {
+    exhausted_ |= absl::IsUnavailable(slot.status()) && !quarantined_;
+    return slot.status();
+  }
+  const SlotPlace& place = plan_.extents().slot(*slot);
+  return TierPlace{place.path, place.offset, {*slot, table_->generation(), attempt_, step_, 0}};
+}
+
+absl::StatusOr<uint32_t> TierStore::FindSlot(uint32_t image) {
   std::vector<uint32_t> durable;
   absl::StatusOr<uint32_t> slot = table_->Reserve(image);
   for (; slot.ok(); slot = table_->Reserve(image)) {
     if (damaged_slots_.erase(*slot) > 0) {
-      Failed(*slot);
+      set_aside_.push_back(*slot);
     } else if (*slot < durable_slots_.size() && durable_slots_[*slot]) {
       durable.push_back(*slot);
     } else {
@@ -103,12 +118,7 @@ absl::StatusOr<TierPlace> TierStore::Reserve(uint32_t image) {
     }
   }
   for (const uint32_t other : durable) table_->Release(other);
-  if (!slot.ok()) {
-    exhausted_ |= absl::IsUnavailable(slot.status()) && !quarantined_;
-    return slot.status();
-  }
-  const SlotPlace& place = plan_.extents().slot(*slot);
-  return TierPlace{place.path, place.offset, {*slot, table_->generation(), attempt_, step_, 0}};
+  return slot;
 }
 
 SlotImage TierStore::Encode(uint32_t image, const TierPlace& place,

@@ -73,7 +73,8 @@ class TierStore {
   void Release(uint32_t slot) { table_->Release(slot); }
   // A write of the slot ended with an error: it is not used again, unless there is no other left.
   void Failed(uint32_t slot) { failed_slots_.insert(slot); }
-  // What the slot held was not what it should be: it is not reserved again.
+  // What the slot held was not what it should be: it is not reserved again, unless there is no
+  // other left.
   void Damaged(uint32_t slot) { damaged_slots_.insert(slot); }
   // Uses slots again whose writes failed; at the begin of a pass when no others are left.
   void ForgiveIfExhausted();
@@ -103,6 +104,8 @@ class TierStore {
   ImageIdentity ImageIdentityOf(uint32_t image, const TierPlace& place) const;
   bool power() const { return options_.config.durability() == model::v1::DURABILITY_POWER; }
   bool HasTable() const;
+  // Reserves a slot that is neither damaged nor named by what is durable.
+  absl::StatusOr<uint32_t> FindSlot(uint32_t image);
   std::atomic<uint64_t>& target(uint32_t image) const;
 
   absl::Status AdmitPaths();
@@ -139,6 +142,7 @@ class TierStore {
   bool exhausted_ = false;           // Reserve found none but failed ones
   std::set<uint32_t> failed_slots_;  // their words are set
   std::set<uint32_t> damaged_slots_;
+  std::vector<uint32_t> set_aside_;  // of them: reserved, their words are set
 };
 
 }  // namespace zeroshard

@@ -251,5 +251,34 @@ TEST(NvmeJobFaultsTest, WhatIsDamagedIsNamed) {
   }
 }
 
+std::vector<float> Window(uint32_t steps) {
+  const auto job = StartStateJob(Form(), {});
+  TrainSteps(*job, 0, steps);
+  return WindowOf(*job, 0);
+}
+
+// Parameters are their rounded master: what is damaged of them is made anew, bit for bit.
+TEST(NvmeJobFaultsTest, DamagedParametersAreMadeAnewOfTheirMasters) {
+  const DiskDir directory("/dev/shm");
+  const auto job = StartStateJob(StateOptions(Form(), Variant(directory, /*parameters=*/true)));
+  const auto damaged = [&] { return job->engine(kFaultyWorker).Stats().nvme_damaged_images(); };
+  TrainSteps(*job, 0, 2);
+  ASSERT_EQ(DamageParameters(*job, kFaultyWorker, directory.path(), 1), 1u);
+  EXPECT_TRUE(job->StateBytes() == Expected(2));
+  const uint64_t found = damaged();
+  EXPECT_GT(found, 0u);
+  EXPECT_TRUE(job->StateBytes() == Expected(2));
+  EXPECT_EQ(damaged(), found) << "it is well";
+  TrainSteps(*job, 2, 3);
+  ASSERT_GT(DamageParameters(*job, kFaultyWorker, directory.path(), ~size_t{0}), 1u);
+  job->RestartWorker(kFaultyWorker);
+  for (uint32_t rank = 0; rank < kStateRanks; ++rank) job->Reconnect(rank);
+  for (uint32_t rank = 0; rank < kStateRanks; ++rank) GatherAll(*job, rank);
+  job->Run();
+  EXPECT_TRUE(WindowOf(*job, 0) == Window(3));
+  TrainSteps(*job, 3, kSteps);  // by then more slots have been damaged than there are spare ones
+  EXPECT_TRUE(job->StateBytes() == Expected());
+}
+
 }  // namespace
 }  // namespace zeroshard

@@ -16,6 +16,7 @@ namespace zeroshard {
 namespace {
 
 constexpr uint32_t kSteps = 4;
+constexpr char kRebuild[] = "worker.tier.rebuild.before_forget";
 
 const StateForm& Form() { return AllStateForms()[0]; }
 
@@ -85,8 +86,9 @@ TEST_P(NvmeJobKillTest, AtEveryFaultPoint) {
   for (const std::string& point : FaultPointNames()) {
     const bool tier = absl::StartsWith(point, "worker.tier.");
     if (!tier && !absl::StartsWith(point, "worker.apply.")) continue;
-    // Only a fresh start comes to these (tier_kill_test).
+    // Only a fresh start comes to these (tier_kill_test), and to the third only damage (below).
     if (point == "worker.tier.creating" || point == "worker.tier.before_format") continue;
+    if (point == kRebuild) continue;
     int deaths = 0;
     for (const int hit : {1, 4, 13}) {
       const DiskDir directory("/dev/shm");
@@ -118,6 +120,43 @@ TEST_P(NvmeJobKillTest, Anywhere) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Tiers, NvmeJobKillTest, ::testing::ValuesIn(kTiers),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+class NvmeParametersKillTest : public NvmeJobKillTest {};
+
+// In the middle of a gather; successors find some images made anew, one of which the predecessor
+// had filled but not forgotten, and others damaged still.
+TEST_P(NvmeParametersKillTest, WhileDamagedOnesAreMadeAnew) {
+  if (FaultPointNames().empty()) GTEST_SKIP() << "needs --config=faults";
+  const uint32_t islands = GetParam().variant.islands ? GetParam().variant.workers : 1;
+  for (const int hit : {1, 3, 0}) {
+    const DiskDir directory("/dev/shm");
+    const auto job = Start(directory);
+    TrainSteps(*job, 0, 2);
+    ASSERT_GT(DamageParameters(*job, 1, directory.path(), ~size_t{0}), 3u);
+    std::vector<uint64_t> gathers;
+    for (uint32_t rank = 0; rank < kStateRanks; ++rank) gathers.push_back(GatherAll(*job, rank));
+    if (hit != 0) {
+      EXPECT_TRUE(job->RunInChild(absl::StrCat(kRebuild, "=kill:", hit))) << hit;
+    }
+    job->Run();
+    for (uint32_t rank = 0; rank < kStateRanks; ++rank) {
+      EXPECT_TRUE(job->Done(rank, gathers[rank])) << hit;
+    }
+    static const std::vector<float> expected = [] {
+      const auto whole = StartStateJob(Form(), {});
+      TrainSteps(*whole, 0, 2);
+      return WindowOf(*whole, 0);
+    }();
+    for (uint32_t island = 0; island < islands; ++island) {
+      EXPECT_TRUE(WindowOf(*job, island) == expected) << hit << " island " << island;
+    }
+    TrainSteps(*job, 2, kSteps);
+    EXPECT_TRUE(job->StateBytes() == Expected()) << hit;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Tiers, NvmeParametersKillTest, ::testing::Values(kTiers[1], kTiers[2]),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -2,8 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <random>
+#include <set>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 
 namespace zeroshard {
 namespace {
@@ -128,6 +135,50 @@ void TrainSteps(LocalJob& job, uint32_t from, uint32_t to) {
     job.Run();
     for (uint32_t rank = 0; rank < kStateRanks; ++rank) ASSERT_EQ(job.result(rank).step, step + 1);
   }
+}
+
+size_t DamageParameters(LocalJob& job, uint32_t worker, const std::string& path, size_t images) {
+  constexpr size_t kBlock = 4096;
+  constexpr size_t kImageAt = 56;  // its number in a header, see docs/nvme.md
+  const NvmePlan& plan = *job.memory(worker).nvme_plan();
+  const std::string name = absl::StrCat(".w", worker, ".p0.extent");
+  std::string file;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(path)) {
+    if (absl::StrContains(entry.path().string(), name)) file = entry.path().string();
+  }
+  std::fstream extent(file, std::ios::binary | std::ios::in | std::ios::out);
+  EXPECT_TRUE(extent.is_open()) << name;
+  std::string all(std::filesystem::file_size(file), 0);
+  extent.read(all.data(), static_cast<std::streamsize>(all.size()));
+  std::set<uint32_t> damaged;
+  for (size_t at = 0; at + kBlock < all.size(); at += kBlock) {
+    if (all.compare(at, 8, "ZSCHUNK1") != 0) continue;
+    uint32_t image = 0;
+    std::memcpy(&image, all.data() + at + kImageAt, sizeof(image));
+    if (!plan.images()[image].parameters) continue;
+    if (damaged.size() == images && !damaged.contains(image)) continue;
+    damaged.insert(image);
+    extent.seekp(static_cast<std::streamoff>(at + kBlock));
+    extent.put(static_cast<char>(all[at + kBlock] ^ 1));
+  }
+  return damaged.size();
+}
+
+uint64_t GatherAll(LocalJob& job, uint32_t rank) {
+  trainer::v1::SessionRequest request;
+  for (uint32_t unit = 0; unit < job.layout().units().size(); ++unit) {
+    request.mutable_gather()->add_units(unit);
+  }
+  return job.Send(rank, request);
+}
+
+std::vector<float> WindowOf(const LocalJob& job, uint32_t island) {
+  std::vector<float> all;
+  for (uint32_t p = 0; p < kSizes.size(); ++p) {
+    const std::vector<float> values = job.Parameter(p, island);
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return all;
 }
 
 std::string TrainedStates(const StateForm& form, const StateVariant& v, uint32_t steps) {

@@ -47,6 +47,13 @@ std::unique_ptr<LocalJob> StartStateJob(const LocalJobOptions& options);
 void ScatterStep(LocalJob& job, uint32_t step);
 // Trains steps [from, to).
 void TrainSteps(LocalJob& job, uint32_t from, uint32_t to);
+// Changes a byte in every slot, under a job's only path, of up to so many images of parameters of a
+// worker; how many images that were.
+size_t DamageParameters(LocalJob& job, uint32_t worker, const std::string& path, size_t images);
+// The rank asks for all units; the request's id.
+uint64_t GatherAll(LocalJob& job, uint32_t rank);
+// All parameters, as an island's window shows them.
+std::vector<float> WindowOf(const LocalJob& job, uint32_t island);
 // All states of a new job after `steps` steps.
 std::string TrainedStates(const StateForm& form, const StateVariant& v, uint32_t steps);
 
