@@ -1,5 +1,6 @@
 // The part of JobHost that concerns lost GPUs and mirrors of what they held.
 #include <algorithm>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
@@ -9,9 +10,22 @@ namespace zeroshard {
 
 // What the last restore left behind is no place to go back to: until the first step after it all
 // that counts are mirrors of what was restored.
+//
+// A job that is going back already goes to that mirror, or, when that is damaged, to an earlier one
+// that all workers have: what they took since is of the same history, and earlier ones of another
+// history are gone by then.
 std::optional<MirrorPoint> JobHost::CommonMirror() const {
   if (!regions_) return std::nullopt;
-  const std::optional<MirrorPoint> newest = NewestCommon(regions_->Mirrors());
+  std::vector<std::vector<MirrorPoint>> mirrors = regions_->Mirrors();
+  if (state_.going_back.has_value()) {
+    for (std::vector<MirrorPoint>& of_worker : mirrors) {
+      std::erase_if(of_worker, [&](const MirrorPoint& point) {
+        return point.attempt > state_.going_back->attempt;
+      });
+    }
+    return NewestCommon(mirrors);
+  }
+  const std::optional<MirrorPoint> newest = NewestCommon(mirrors);
   if (!newest.has_value()) return std::nullopt;
   const Board& board = regions_->board();
   const bool restored = board.header().decision.attempt.load() < board.committed_attempt();

@@ -11,7 +11,7 @@ void Decider::On(const DeviceLost& in) {
   if (worker.incarnation != in.incarnation || next_.phase == JobPhase::kFailed) return;
   const std::string lost = absl::StrCat("device lost on ", WorkerName(in.worker));
   // What was never ready held nothing; its successor tries the device again.
-  if (!worker.was_ready || next_.going_back.has_value()) {
+  if (!worker.was_ready || (next_.going_back.has_value() && in.mirror == next_.going_back)) {
     return Say(absl::StrCat(lost, ": ", in.why));
   }
   if (!in.mirror.has_value()) {
@@ -19,9 +19,12 @@ void Decider::On(const DeviceLost& in) {
         absl::StrCat(lost, " of ", Job(), ": ", in.why,
                      ": what it held is lost, and there is no mirror of it; ", in.advice)));
   }
+  // The one that it was going back to is damaged.
+  const bool earlier = next_.going_back.has_value();
   next_.going_back = in.mirror;
   const std::string sentence =
-      absl::StrCat(lost, ": the job goes back to step ", in.mirror->step, ", its last mirror");
+      absl::StrCat(lost, ": the job goes back to step ", in.mirror->step,
+                   earlier ? ", the mirror before the last" : ", its last mirror");
   if (!Ranks(RankPhase::kAttached).empty()) Poison(absl::AbortedError(sentence));
   Say(absl::StrCat(sentence, ": ", in.why));
   Emit("going-back", sentence);

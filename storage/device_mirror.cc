@@ -166,6 +166,12 @@ void DeviceMirror::ForgetAfter(uint64_t attempt) {
   }
 }
 
+void DeviceMirror::ForgetBefore(uint64_t attempt) {
+  for (uint32_t h = 0; h < 2; ++h) {
+    if (header(h).attempt < attempt) header(h).complete.store(0, std::memory_order_release);
+  }
+}
+
 std::vector<MirrorPoint> DeviceMirror::PointsIn(std::span<const std::byte> memory,
                                                 uint64_t job_id) {
   std::vector<MirrorPoint> points;

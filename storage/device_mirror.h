@@ -112,6 +112,8 @@ class DeviceMirror {
   void Forget(uint32_t half) { header(half).complete.store(0, std::memory_order_release); }
   // A history that the job has left: halves of later attempts count no longer.
   void ForgetAfter(uint64_t attempt);
+  // What was before a restore: halves of earlier attempts count no longer.
+  void ForgetBefore(uint64_t attempt);
 
   // The points of the whole halves in a region of `bytes`, of any process; for the server.
   static std::vector<MirrorPoint> PointsIn(std::span<const std::byte> memory, uint64_t job_id);

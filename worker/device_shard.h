@@ -154,9 +154,12 @@ class DeviceShard : public ChunkTier {
   virtual absl::StatusOr<bool> PollMirror() = 0;
   virtual absl::Status FinishMirror() = 0;
   virtual std::optional<MirrorPoint> LastMirror() const = 0;
+  // Mirrors of earlier attempts count no longer: the job's history begins anew.
+  virtual void ForgetMirrorsBefore(uint64_t attempt) = 0;
   // Everything is again as the attempt committed it; returns the numbers that were given. NotFound
   // without such a mirror; DataLoss, before anything has changed, when it is damaged: that mirror
-  // is gone. May be done again. Mirrors of later attempts are gone afterwards.
+  // is gone, and the error is marked as one after which the memory holds nothing (IsMemoryLost).
+  // May be done again. Mirrors of later attempts are gone afterwards.
   virtual absl::StatusOr<std::string> LoadMirror(uint64_t attempt, ThreadPool& pool) = 0;
   // The memory is new and the job is not: nothing in it may be used before LoadMirror.
   virtual bool IsBlank() const = 0;

@@ -237,8 +237,10 @@ class Engine {
   uint64_t attempt_ = 0;                 // as of the last FollowAttempt
   uint64_t awaited_sums_ = 0;            // attempt that the device was asked to ring for
   std::optional<absl::Duration> sums_awaited_since_;
-  bool mirroring_ = false;   // a mirror is under way
-  uint64_t unmirrored_ = 0;  // attempt whose mirror failed
+  bool mirrors_anew_ = false;  // the one under way is the first after a restore
+  bool went_back_ = false;     // what was restored last is a mirror
+  bool mirroring_ = false;     // a mirror is under way
+  uint64_t unmirrored_ = 0;    // attempt whose mirror failed
   // Leader: since when it waits for arrivals, and when each rank was last heard of.
   std::optional<absl::Duration> waiting_since_;
   std::vector<uint64_t> activity_;

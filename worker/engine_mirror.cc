@@ -36,6 +36,7 @@ bool Engine::IsMirrored() {
   if (!mirroring_) {
     if (!IsMirrorDue()) return true;
     const MirrorPoint point = {board.committed_attempt(), board.numbers().step};
+    mirrors_anew_ = board.header().decision.attempt.load() < point.attempt && !went_back_;
     std::string numbers;
     if (context_.is_leader()) numbers = JobState().SerializeAsString();
     // Another commit in between: what was read is of neither.
@@ -51,6 +52,9 @@ bool Engine::IsMirrored() {
   if (done.ok() && !*done) return false;
   mirroring_ = false;
   if (!done.ok()) FailMirror(done.status());
+  if (done.ok() && mirrors_anew_) {
+    device_->ForgetMirrorsBefore(device_->LastMirror().value_or(MirrorPoint{}).attempt);
+  }
   return device_->health().ok();
 }
 
@@ -73,6 +77,7 @@ absl::Status Engine::GoBack(const internal::v1::GoBack& command) {
   }
   ZS_FAULT_POINT("worker.device.mirror.before_numbers");
   ZS_RETURN_IF_ERROR(FinishRestore(state, /*parameters_only=*/false));
+  went_back_ = true;
   LogInfo(absl::StrCat("went back job=", context_.memory().start().job(), " worker=", context_.me(),
                        " attempt=", command.attempt()));
   return absl::OkStatus();

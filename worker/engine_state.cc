@@ -71,6 +71,7 @@ absl::Status Engine::FinishRestore(const records::v1::JobState& state, bool para
   const Board& board = context_.board();
   for (uint32_t unit = 0; unit < context_.layout().units().size(); ++unit) SetInitialized(unit);
   shard_.Abandon();
+  went_back_ = false;
   BoardHeader& header = board.header();
   if (!context_.is_island_leader()) return absl::OkStatus();
   header.epoch.fetch_add(1);

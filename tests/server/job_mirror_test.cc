@@ -111,13 +111,32 @@ TEST(JobMirror, AWorkerThatDiesOnTheWayBackTakesAllBackAgain) {
   EXPECT_TRUE(job.state_.going_back.has_value());
   job.Ready(0);
   EXPECT_EQ(job.Count<GoBack>(), 1u);
-  // Also one that loses its device again: there may be no newer mirror by now.
-  job.Lose(1, std::nullopt);
+  // Also one that loses its device again.
+  job.Lose(1, kMirror);
   EXPECT_EQ(job.state_.going_back, kMirror);
   job.now_ = NextDeadline(job.state_);
   job.Feed(Tick{});
   job.Ready(1);
   EXPECT_EQ(job.Count<GoBack>(), 1u);
+}
+
+TEST(JobMirror, ADamagedMirrorIsLeftForTheOneBeforeItOrTheJobFails) {
+  MirrorStory job;
+  job.Lose(1, kMirror);
+  job.Ready(1);
+  ASSERT_EQ(job.Count<GoBack>(), 1u);
+  // Worker 0 lost no device, but what it should load is damaged: its memory holds nothing now.
+  const MirrorPoint before = {.attempt = 31, .step = 30};
+  job.Lose(0, before);
+  EXPECT_EQ(job.state_.going_back, before);
+  EXPECT_NE(job.state_.phase, JobPhase::kFailed);
+  job.now_ = NextDeadline(job.state_);
+  job.Feed(Tick{});
+  job.Ready(0);
+  ASSERT_EQ(job.Count<GoBack>(), 1u);
+  EXPECT_EQ(job.All<GoBack>()[0].mirror, before);
+  job.Lose(1, std::nullopt);
+  EXPECT_EQ(job.state_.phase, JobPhase::kFailed);
 }
 
 TEST(JobMirror, WithoutRanksTheJobGoesBackToo) {

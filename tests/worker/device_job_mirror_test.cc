@@ -187,6 +187,7 @@ TEST(DeviceJobMirrorTest, ADamagedMirrorIsNamedAndTheOtherOneIsLoaded) {
     ASSERT_TRUE(job.job().engine(0).GoBack(GoBackTo(job, last.attempt)).ok());
     const absl::Status status = job.job().engine(1).GoBack(GoBackTo(job, last.attempt));
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_TRUE(IsMemoryLost(status)) << "the server chooses the other mirror";
     const std::string name = absl::StrCat(parameters ? "parameters of unit " : "chunk ",
                                           parameters ? part->unit : part->image);
     EXPECT_TRUE(absl::StrContains(status.message(), name)) << status;
@@ -224,7 +225,12 @@ TEST(DeviceJobMirrorTest, AfterARestoreThereIsANewMirrorAtOnce) {
   }
   job.job().Run();
   const uint64_t committed = job.job().memory(0).board().committed_attempt();
-  for (uint32_t w = 0; w < 2; ++w) EXPECT_EQ(LastMirror(job, w), (MirrorPoint{committed, 5}));
+  for (uint32_t w = 0; w < 2; ++w) {
+    EXPECT_EQ(LastMirror(job, w), (MirrorPoint{committed, 5}));
+    const JobMemory& memory = job.job().memory(w);
+    EXPECT_EQ(DeviceMirror::PointsIn(memory.device_mirror(), memory.start().job_id()).size(), 1u)
+        << "what was before the restore";
+  }
 }
 
 TEST(DeviceJobMirrorTest, AMirrorThatThereIsNotIsAnError) {

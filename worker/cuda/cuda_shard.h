@@ -90,6 +90,7 @@ class CudaShard final : public DeviceShard {
   absl::StatusOr<bool> PollMirror() override;
   absl::Status FinishMirror() override;
   std::optional<MirrorPoint> LastMirror() const override;
+  void ForgetMirrorsBefore(uint64_t attempt) override { mirror_->ForgetBefore(attempt); }
   absl::StatusOr<std::string> LoadMirror(uint64_t attempt, ThreadPool& pool) override;
   bool IsBlank() const override { return blank_; }
 

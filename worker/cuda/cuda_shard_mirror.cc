@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/fault_point.h"
@@ -276,7 +277,8 @@ absl::StatusOr<std::string> CudaShard::LoadMirror(uint64_t attempt, ThreadPool& 
         absl::StrCat("worker ", memory_.worker(), " has no mirror of attempt ", attempt));
   }
   std::byte* const half = mirror_->half(*found);
-  if (const absl::Status status = VerifyMirror(*found, pool); !status.ok()) {
+  if (absl::Status status = VerifyMirror(*found, pool); !status.ok()) {
+    status.SetPayload(kMemoryLostPayload, absl::Cord());
     ++damaged_mirrors_;
     mirror_->Forget(*found);
     return Annotate(status, absl::StrCat("the mirror of attempt ", attempt, " of worker ",
