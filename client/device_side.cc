@@ -107,6 +107,7 @@ absl::StatusOr<std::unique_ptr<DeviceSide>> DeviceSide::Create(Attachment& attac
       .counters = std::make_shared<const MappedRegion>(std::move(attachment.device_counters)),
       .timeout = absl::Milliseconds(config.collective_timeout_ms()),
       .memory = options.device_memory,
+      .node = absl::StrCat(reply.node()),
       .alive = [&channel] { return channel.Health(); },
   };
   const auto window = std::make_shared<const MappedRegion>(std::move(attachment.parameter_window));

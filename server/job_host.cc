@@ -323,6 +323,7 @@ trainer::v1::AttachReply JobHost::MakeReply(uint32_t rank, bool resumed) const {
   reply.set_resumed(resumed || (resume_.has_value() && !resume_->fresh()));
   for (const model::v1::LedgerLine& line : plan_->ledger) *reply.add_ledger() = line;
   if (data_plane()) *reply.mutable_device() = DeviceOf(plan_->ranks[rank].home_worker());
+  reply.set_node(plan_->placement.node);
   return reply;
 }
 

@@ -101,7 +101,7 @@ struct DataPlaneOptions {
   std::function<absl::StatusOr<std::string>(
       const std::string& key, const std::optional<std::string>& value, absl::Duration timeout)>
       rendezvous{};
-  // Names the machine that the rank's GPU is in; empty: this one.
+  // Equal for ranks whose GPUs are in one node: which traffic crosses the network.
   std::string node{};
   // OK, or why the generation is dead: asked while a call waits.
   std::function<absl::Status()> alive{};
@@ -123,9 +123,10 @@ struct DeviceScatter {
 };
 
 struct DataPlaneStats {
-  uint64_t gathered_bytes = 0;   // received from other ranks
-  uint64_t scattered_bytes = 0;  // sent to other ranks
-  uint64_t window_bytes = 0;     // mapped now
+  uint64_t gathered_bytes = 0;           // received from other ranks
+  uint64_t scattered_bytes = 0;          // sent to other ranks
+  uint64_t scattered_between_nodes = 0;  // of these, to ranks of other nodes
+  uint64_t window_bytes = 0;             // mapped now
   uint64_t peak_window_bytes = 0;
   uint64_t slot_bytes = 0;  // of all rings
   uint64_t overflows = 0;   // times a ring was added because gradients came out of order
@@ -194,7 +195,7 @@ class DataPlane {
 
 // What the library exports: `extern "C" const DataPlaneLibrary* zeroshard_data_plane(uint32_t)`,
 // null for another version than its own.
-inline constexpr uint32_t kDataPlaneVersion = 2;
+inline constexpr uint32_t kDataPlaneVersion = 3;
 inline constexpr char kDataPlaneSymbol[] = "zeroshard_data_plane";
 struct DataPlaneLibrary {
   uint32_t version = kDataPlaneVersion;

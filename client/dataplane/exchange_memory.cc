@@ -41,9 +41,11 @@ absl::StatusOr<std::unique_ptr<PinnedHost>> PinnedHost::Create(const CudaDevice&
 }
 
 absl::StatusOr<std::unique_ptr<ExchangeMemory>> ExchangeMemory::Create(const PlaneCore& core,
-                                                                       CudaStream& stream) {
+                                                                       CudaStream& stream,
+                                                                       const ExchangeRoom& room) {
   std::unique_ptr<ExchangeMemory> memory(new ExchangeMemory());
   memory->ranks_ = core.ranks();
+  memory->room_ = room;
   const auto units = static_cast<uint32_t>(core.layout().units().size());
   memory->index_of_.assign(units, kNone);
   for (uint32_t unit = units; unit-- > 0;) {
@@ -80,16 +82,21 @@ absl::Status ExchangeMemory::MakeBuffers(const PlaneCore& core) {
     const Unit& plan = core.layout().units()[unit];
     const uint64_t element = local ? sizeof(float) : SizeOf(plan.dtype);
     for (uint32_t rank = 0; rank < ranks_; ++rank) {
-      staging_stride_ =
-          std::max(staging_stride_,
-                   RoundUp(core.layout().slice(unit, rank).elements() * element, kAlignment));
+      const uint64_t elements = core.layout().slice(unit, rank).elements();
+      piece_stride_ = std::max(piece_stride_, RoundUp(elements * element, kAlignment));
+      part_stride_ = std::max(part_stride_, RoundUp(elements * sizeof(float), kAlignment));
     }
     local_offsets_.push_back(local_bytes);
     local_bytes += RoundUp(plan.elements() * sizeof(float), kAlignment);
   }
   if (ranks_ > 1) {
-    ZS_ASSIGN_OR_RETURN(staging_,
-                        Allocate(core, staging_stride_ * ranks_, "gradients of other ranks"));
+    ZS_ASSIGN_OR_RETURN(
+        staging_, Allocate(core, piece_stride_ * (room_.pieces + 1) + part_stride_ * room_.parts,
+                           "gradients of other ranks"));
+  }
+  if (room_.parts > 0) {
+    ZS_ASSIGN_OR_RETURN(presences_, Allocate(core, room_.parts * sizeof(Presence),
+                                             "what sums of other nodes hold"));
   }
   if (local) {
     ZS_ASSIGN_OR_RETURN(local_, Allocate(core, local_bytes, "sums over micro-steps"));

@@ -33,11 +33,18 @@ class PinnedHost {
   RegisteredHost registered_;  // after memory_: unregistered first
 };
 
+// What arrives, and sums on their way (client/dataplane/exchange_plan.h): slots of a slice each.
+struct ExchangeRoom {
+  uint32_t pieces = 0;  // of the gradients' type
+  uint32_t parts = 0;   // fp32
+};
+
 class ExchangeMemory {
  public:
   // `stream`: for what is copied to the device now.
   static absl::StatusOr<std::unique_ptr<ExchangeMemory>> Create(const PlaneCore& core,
-                                                                CudaStream& stream);
+                                                                CudaStream& stream,
+                                                                const ExchangeRoom& room);
 
   // Trainable units with elements, in the order of exchanges: from the last to the first. What
   // follows is asked by the index in this list.
@@ -63,12 +70,21 @@ class ExchangeMemory {
   // What messages between ranks are sent from and received in.
   std::vector<const DeviceMemory*> exchanged() const { return {&headers_, &staging_, &local_}; }
 
+  DeviceAddress piece(uint32_t slot) const {
+    return staging_.address() + uint64_t{slot} * piece_stride_;
+  }
+  // As large as a piece; nobody writes it.
+  DeviceAddress nothing() const { return piece(room_.pieces); }
+  DeviceAddress part(uint32_t slot) const {
+    return piece(room_.pieces + 1) + uint64_t{slot} * part_stride_;
+  }
+  // Room for the 16 words that say what a part holds.
+  DeviceAddress presence(uint32_t slot) const {
+    return presences_.address() + uint64_t{slot} * sizeof(Presence);
+  }
+
   // DeviceParameter[] of the unit.
   DeviceAddress table(uint32_t index) const { return tables_.address() + table_offsets_[index]; }
-  // Room for this rank's slice of a gradient of `rank`.
-  DeviceAddress staging(uint32_t rank) const {
-    return staging_.address() + uint64_t{rank} * staging_stride_;
-  }
   // Stage 1 with several micro-steps: this rank's sums (fp32) of element 0 of the unit, and the
   // header that tells what a gradient holds.
   DeviceAddress local(uint32_t index) const { return local_.address() + local_offsets_[index]; }
@@ -79,6 +95,7 @@ class ExchangeMemory {
   absl::Status MakeBuffers(const PlaneCore& core);
 
   uint32_t ranks_ = 1;
+  ExchangeRoom room_;
   std::vector<uint32_t> order_;
   std::vector<uint32_t> index_of_;  // by unit
   std::vector<uint64_t> table_offsets_;
@@ -87,7 +104,9 @@ class ExchangeMemory {
   DeviceMemory headers_;
   DeviceMemory staging_;
   DeviceMemory local_;
-  uint64_t staging_stride_ = 0;
+  DeviceMemory presences_;
+  uint64_t piece_stride_ = 0;
+  uint64_t part_stride_ = 0;
   std::shared_ptr<PinnedHost> arrived_;
   std::unique_ptr<PinnedHost> outgoing_;
 };

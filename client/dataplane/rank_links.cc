@@ -26,7 +26,7 @@ absl::StatusOr<std::unique_ptr<RankLinks>> RankLinks::Connect(const DataPlaneOpt
   const uint32_t ranks = options.layout.workers();
   MeetingOptions meeting_options = {.rank = options.rank, .ranks = ranks};
   meeting_options.communicators = options.config.forward_only ? 1 : 2;
-  meeting_options.node = options.node.empty() ? ThisNode() : options.node;
+  meeting_options.node = options.node;
   meeting_options.timeout = options.timeout;
   ZS_ASSIGN_OR_RETURN(const Meeting meeting,
                       MeetRanks(library, options.rendezvous, meeting_options));
@@ -38,7 +38,8 @@ absl::StatusOr<std::unique_ptr<RankLinks>> RankLinks::Connect(const DataPlaneOpt
   std::unique_ptr<RankLinks> links(new RankLinks);
   ZS_ASSIGN_OR_RETURN(links->parameters_,
                       NcclCommunicator::Create(library, meeting.ids[0], options.rank, ranks, nccl));
-  ZS_RETURN_IF_ERROR(links->ConnectNodes(meeting.node_of_rank, library));
+  links->node_of_rank_ = meeting.node_of_rank;
+  ZS_RETURN_IF_ERROR(links->ConnectNodes(library));
   if (options.config.forward_only) return links;
   nccl.name = absl::StrCat(name, ", gradients");
   ZS_ASSIGN_OR_RETURN(links->gradients_,
@@ -46,16 +47,15 @@ absl::StatusOr<std::unique_ptr<RankLinks>> RankLinks::Connect(const DataPlaneOpt
   return links;
 }
 
-absl::Status RankLinks::ConnectNodes(std::span<const uint32_t> node_of_rank,
-                                     const NcclLibrary& library) {
-  if (!GatherHasLevels(node_of_rank)) return absl::OkStatus();
+absl::Status RankLinks::ConnectNodes(const NcclLibrary& library) {
+  if (!GatherHasLevels(node_of_rank_)) return absl::OkStatus();
   if (!library.can_split()) {
     LogWarn(absl::StrCat(library.description(),
                          ": parameters cross the network once for each rank, as NCCL before 2.18 "
                          "cannot split communicators"));
     return absl::OkStatus();
   }
-  ZS_ASSIGN_OR_RETURN(nodes_, NodeGather::Create(*parameters_, node_of_rank));
+  ZS_ASSIGN_OR_RETURN(nodes_, NodeGather::Create(*parameters_, node_of_rank_));
   return absl::OkStatus();
 }
 

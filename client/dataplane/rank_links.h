@@ -37,6 +37,8 @@ class RankLinks {
   // NcclCommunicator's.
   bool registers() const { return parameters_->registers(); }
   absl::Status Register(const NcclBuffer& buffer);
+  // Numbered from 0 in the order of ranks.
+  const std::vector<uint32_t>& node_of_rank() const { return node_of_rank_; }
   // For gradients; null in a job without.
   NcclCommunicator* gradients() { return gradients_.get(); }
 
@@ -48,8 +50,9 @@ class RankLinks {
 
  private:
   RankLinks() = default;
-  absl::Status ConnectNodes(std::span<const uint32_t> node_of_rank, const NcclLibrary& library);
+  absl::Status ConnectNodes(const NcclLibrary& library);
 
+  std::vector<uint32_t> node_of_rank_;
   std::unique_ptr<NcclCommunicator> parameters_;
   std::unique_ptr<NodeGather> nodes_;  // of parameters_; null where one level does
   std::unique_ptr<NcclCommunicator> gradients_;

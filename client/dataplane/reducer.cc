@@ -11,7 +11,6 @@
 namespace zeroshard {
 namespace {
 
-constexpr uint64_t kWeightOffset = offsetof(ExchangeHeader, weight);
 constexpr uint64_t kPresenceOffset = offsetof(ExchangeHeader, presence);
 constexpr uint64_t kBeforeOffset = offsetof(ExchangeHeader, before);
 
@@ -23,10 +22,6 @@ Presence FullPresence(const Unit& unit) {
   return presence;
 }
 
-ReductionPlan PlanOf(uint32_t ranks, uint32_t group) {
-  return ReductionTree::Create(ranks, std::max<uint32_t>(group, 1))->RankPlan();
-}
-
 }  // namespace
 
 Reducer::Reducer(PlaneCore& core, OwnMemory& memory, DeviceAddress shared,
@@ -36,8 +31,7 @@ Reducer::Reducer(PlaneCore& core, OwnMemory& memory, DeviceAddress shared,
       shared_(shared),
       communicator_(communicator),
       log_(std::move(log)),
-      program_(PlanOf(core.ranks(), core.config().reduction_group).Program()),
-      single_(PlanOf(1, 1).Program()),
+      single_(ReductionTree::Create(1, 1)->RankPlan().Program()),
       slots_(
           core, memory, [this](uint64_t scatter) { return IsRead(scatter); },
           [this] {
@@ -47,37 +41,42 @@ Reducer::Reducer(PlaneCore& core, OwnMemory& memory, DeviceAddress shared,
           [this](const DeviceMemory& memory) { return Register(memory); }) {}
 
 absl::StatusOr<std::unique_ptr<Reducer>> Reducer::Create(PlaneCore& core, OwnMemory& memory,
-                                                         DeviceAddress shared,
-                                                         NcclCommunicator* communicator) {
+                                                         DeviceAddress shared, RankLinks* links) {
   if (core.ranks() > kMaxSumInputs) {
     return absl::FailedPreconditionError(absl::StrCat(
         "a job on GPUs has at most ", kMaxSumInputs, " ranks in this build, found ", core.ranks()));
   }
   ZS_ASSIGN_OR_RETURN(StreamLog log, StreamLog::Create(core.device(), StreamPriority::kHigh));
-  std::unique_ptr<Reducer> reducer(new Reducer(core, memory, shared, communicator, std::move(log)));
-  ZS_RETURN_IF_ERROR(reducer->Open());
+  std::unique_ptr<Reducer> reducer(new Reducer(
+      core, memory, shared, links == nullptr ? nullptr : links->gradients(), std::move(log)));
+  ZS_RETURN_IF_ERROR(
+      reducer->Open(links == nullptr ? std::vector<uint32_t>{0} : links->node_of_rank()));
   return reducer;
 }
 
-absl::Status Reducer::Open() {
+absl::Status Reducer::Open(std::vector<uint32_t> node_of_rank) {
   const CurrentDevice current(core_.device());
   ZS_RETURN_IF_ERROR(current.status());
   ZS_ASSIGN_OR_RETURN(kernels_, CudaKernels::Load(core_.device()));
-  ZS_ASSIGN_OR_RETURN(exchange_, ExchangeMemory::Create(core_, log_.stream()));
+  ZS_ASSIGN_OR_RETURN(ExchangePlans plans, MakeExchangePlans(core_, node_of_rank));
+  ZS_ASSIGN_OR_RETURN(buffers_, ExchangeMemory::Create(core_, log_.stream(), RoomOf(plans)));
+  exchange_.emplace(
+      GradientExchange::Parts{core_, log_.stream(), *kernels_, *buffers_, shared_, communicator_},
+      std::move(plans), std::move(node_of_rank));
   ZS_ASSIGN_OR_RETURN(counters_,
                       RegisteredHost::Register(core_.device(), core_.options().counters->bytes()));
   ZS_ASSIGN_OR_RETURN(ready_, CudaEvent::Create(core_.device()));
-  local_.resize(exchange_->order().size());
-  sent_.resize(exchange_->order().size());
+  local_.resize(buffers_->order().size());
+  sent_.resize(buffers_->order().size());
   uint64_t largest = 0;
-  for (const uint32_t unit : exchange_->order()) {
+  for (const uint32_t unit : buffers_->order()) {
     largest = std::max(largest, core_.layout().units()[unit].bytes());
   }
   if (largest > 0 && memory_.rings().empty()) {
     ZS_RETURN_IF_ERROR(memory_.AddRing(std::max(core_.config().slot_bytes, 2 * largest)));
   }
   for (const OwnMemory::Ring& ring : memory_.rings()) ZS_RETURN_IF_ERROR(Register(ring.memory));
-  for (const DeviceMemory* memory : exchange_->exchanged()) {
+  for (const DeviceMemory* memory : buffers_->exchanged()) {
     ZS_RETURN_IF_ERROR(Register(*memory));
   }
   return absl::OkStatus();
@@ -108,7 +107,7 @@ absl::StatusOr<bool> Reducer::IsRead(uint64_t scatter) {
 absl::StatusOr<Reducer::Source> Reducer::SourceOf(const DeviceScatter& scatter) {
   const auto units = core_.layout().units();
   const bool known = scatter.unit < units.size();
-  if (!known || exchange_->index_of(scatter.unit) == ExchangeMemory::kNone) {
+  if (!known || buffers_->index_of(scatter.unit) == ExchangeMemory::kNone) {
     return absl::InvalidArgumentError(absl::StrCat(
         "scatter of unit ", scatter.unit, known ? ", which is not trained" : ", which is none"));
   }
@@ -118,7 +117,7 @@ absl::StatusOr<Reducer::Source> Reducer::SourceOf(const DeviceScatter& scatter) 
         absl::StrCat("scatter of unit ", scatter.unit, " for micro-step ", scatter.micro_step,
                      "; micro-step ", micro_step_, " has not ended"));
   }
-  const uint32_t index = exchange_->index_of(scatter.unit);
+  const uint32_t index = buffers_->index_of(scatter.unit);
   if (waiting_.contains(index) || (!core_.config().local_sums && index < next_)) {
     return absl::FailedPreconditionError(absl::StrCat("a gradient of unit ", scatter.unit,
                                                       " came twice in micro-step ", micro_step_));
@@ -143,7 +142,7 @@ absl::Status Reducer::Scatter(const DeviceScatter& scatter) {
   CudaStream stream = CudaStream::FromHandle(core_.device(), static_cast<CUstream>(scatter.stream));
   ZS_RETURN_IF_ERROR(stream.Record(*ready_));
   ZS_RETURN_IF_ERROR(log_.stream().WaitFor(*ready_));
-  const uint32_t index = exchange_->index_of(scatter.unit);
+  const uint32_t index = buffers_->index_of(scatter.unit);
   if (core_.config().local_sums) return SumHere(index, source);
   waiting_.emplace(index, source);
   return Advance();
@@ -151,7 +150,7 @@ absl::Status Reducer::Scatter(const DeviceScatter& scatter) {
 
 // Adds the gradient to this rank's own sum.
 absl::Status Reducer::SumHere(uint32_t index, const Source& source) {
-  const uint32_t unit = exchange_->order()[index];
+  const uint32_t unit = buffers_->order()[index];
   const Unit& plan = core_.layout().units()[unit];
   ZS_ASSIGN_OR_RETURN(const DeviceAddress header, WriteHeader(index, source, local_[index]));
   const SumInput input{.data = source.data,
@@ -163,10 +162,10 @@ absl::Status Reducer::SumHere(uint32_t index, const Source& source) {
   ZS_RETURN_IF_ERROR(kernels_->Sum(
       log_.stream(), {.inputs = {&input, 1},
                       .program = &single_,
-                      .parameters = exchange_->table(index),
+                      .parameters = buffers_->table(index),
                       .parameter_count = static_cast<uint32_t>(plan.parameters.size()),
                       .elements = plan.elements(),
-                      .accumulator = exchange_->local(index),
+                      .accumulator = buffers_->local(index),
                       .before = local_[index] == Presence{} ? 0 : header + kBeforeOffset}));
   for (uint32_t word = 0; word < kPresenceWords; ++word) {
     local_[index][word] |= source.presence[word];
@@ -175,7 +174,7 @@ absl::Status Reducer::SumHere(uint32_t index, const Source& source) {
 }
 
 absl::Status Reducer::Advance() {
-  while (next_ < exchange_->order().size() && waiting_.contains(next_)) {
+  while (next_ < buffers_->order().size() && waiting_.contains(next_)) {
     const Source source = waiting_.extract(next_).mapped();
     ZS_RETURN_IF_ERROR(Exchange(next_++, source));
   }
@@ -188,10 +187,10 @@ absl::Status Reducer::EndMicroStep(uint32_t micro_step) {
                                                       ", while ", micro_step_, " is under way"));
   }
   if (!core_.config().local_sums) {
-    while (next_ < exchange_->order().size()) {
+    while (next_ < buffers_->order().size()) {
       ZS_RETURN_IF_ERROR(Advance());
-      if (next_ == exchange_->order().size()) break;
-      const uint32_t unit = exchange_->order()[next_];
+      if (next_ == buffers_->order().size()) break;
+      const uint32_t unit = buffers_->order()[next_];
       ZS_RETURN_IF_ERROR(Exchange(next_++, {.dtype = core_.layout().units()[unit].dtype}));
     }
     ZS_RETURN_IF_ERROR(CheckHeaders());
@@ -208,9 +207,9 @@ absl::Status Reducer::Boundary() {
   if (core_.config().local_sums) {
     --micro_step_;
     at_boundary_ = true;
-    for (uint32_t index = 0; index < exchange_->order().size(); ++index) {
+    for (uint32_t index = 0; index < buffers_->order().size(); ++index) {
       ZS_RETURN_IF_ERROR(
-          Exchange(index, {.data = exchange_->local(index), .presence = local_[index]}));
+          Exchange(index, {.data = buffers_->local(index), .presence = local_[index]}));
     }
     ZS_RETURN_IF_ERROR(CheckHeaders());
     at_boundary_ = false;
@@ -228,13 +227,13 @@ absl::StatusOr<DeviceAddress> Reducer::WriteHeader(uint32_t index, const Source&
   const uint32_t turn = Turn();
   ZS_RETURN_IF_ERROR(core_.Await([&] { return log_.Done(sent_[index][turn]); },
                                  "the exchange of an earlier gradient"));
-  ExchangeHeader& header = exchange_->outgoing(index, turn);
+  ExchangeHeader& header = buffers_->outgoing(index, turn);
   header = {.tag = MakeTag(attempt_, micro_step_),
-            .unit = exchange_->order()[index],
+            .unit = buffers_->order()[index],
             .weight = source.weight,
             .presence = source.presence,
             .before = before};
-  const DeviceAddress address = exchange_->header(index, core_.rank());
+  const DeviceAddress address = buffers_->header(index, core_.rank());
   ZS_RETURN_IF_ERROR(log_.stream().CopyToDevice(address, &header, sizeof(header)));
   return address;
 }
@@ -244,75 +243,14 @@ absl::Status Reducer::Exchange(uint32_t index, const Source& source) {
   const CurrentDevice current(core_.device());
   ZS_RETURN_IF_ERROR(current.status());
   ZS_RETURN_IF_ERROR(WriteHeader(index, source, {}).status());
-  if (communicator_ != nullptr) ZS_RETURN_IF_ERROR(Send(index, source));
-  ZS_RETURN_IF_ERROR(Sum(index, source));
+  // Nothing is there yet in the first sum of a step.
+  const bool first = core_.config().local_sums || micro_step_ == 0;
+  ZS_RETURN_IF_ERROR(exchange_->Run(index, {source.data, source.dtype}, first));
   return Finish(index, source, "exchange of the gradient");
 }
 
-absl::Status Reducer::Send(uint32_t index, const Source& source) {
-  const Layout& layout = core_.layout();
-  const uint32_t unit = exchange_->order()[index];
-  const uint64_t element = SizeOf(source.dtype);
-  // The bytes of what is not there do not matter, but they must be as many. This rank's own staging
-  // is not used otherwise, and nobody writes it.
-  const DeviceAddress nothing = exchange_->staging(core_.rank());
-  const uint64_t mine = layout.slice(unit, core_.rank()).elements() * element;
-  std::vector<NcclMessage> sends;
-  std::vector<NcclMessage> receives;
-  for (uint32_t peer = 0; peer < core_.ranks(); ++peer) {
-    if (peer == core_.rank()) continue;
-    const GrainRange slice = layout.slice(unit, peer);
-    sends.push_back({peer, {exchange_->header(index, core_.rank()), sizeof(ExchangeHeader)}});
-    const DeviceAddress data =
-        source.data == 0 ? nothing : source.data + slice.first_element() * element;
-    sends.push_back({peer, {data, slice.elements() * element}});
-    receives.push_back({peer, {exchange_->header(index, peer), sizeof(ExchangeHeader)}});
-    receives.push_back({peer, {exchange_->staging(peer), mine}});
-    scattered_bytes_ += sizeof(ExchangeHeader) + slice.elements() * element;
-  }
-  return communicator_->Exchange(log_.stream().handle(), sends, receives);
-}
-
-absl::Status Reducer::Sum(uint32_t index, const Source& source) {
-  const uint32_t unit = exchange_->order()[index];
-  const Unit& plan = core_.layout().units()[unit];
-  const GrainRange slice = core_.layout().slice(unit, core_.rank());
-  const DeviceUnitPlace place = core_.place(unit);
-  // Nothing is there yet in the first sum of a step.
-  const bool first = core_.config().local_sums || micro_step_ == 0;
-  const DeviceAddress presence = shared_ + place.presence;
-  std::vector<SumInput> inputs;
-  std::vector<DeviceAddress> presences;
-  for (uint32_t rank = 0; rank < core_.ranks(); ++rank) {
-    const DeviceAddress header = exchange_->header(index, rank);
-    DeviceAddress data = exchange_->staging(rank);
-    if (rank == core_.rank()) {
-      data = source.data == 0 ? 0 : source.data + slice.first_element() * SizeOf(source.dtype);
-    }
-    inputs.push_back({.data = data,
-                      .presence = header + kPresenceOffset,
-                      .weight_address = header + kWeightOffset,
-                      .dtype = source.dtype});
-    presences.push_back(header + kPresenceOffset);
-  }
-  if (slice.size() > 0) {
-    ZS_RETURN_IF_ERROR(kernels_->Sum(
-        log_.stream(), {.inputs = inputs,
-                        .program = &program_,
-                        .parameters = exchange_->table(index),
-                        .parameter_count = static_cast<uint32_t>(plan.parameters.size()),
-                        .first = slice.first_element(),
-                        .elements = slice.elements(),
-                        .accumulator = shared_ + place.accumulator,
-                        .accumulator_dtype = core_.config().accumulator_dtype,
-                        .before = first ? 0 : presence}));
-  }
-  return kernels_->MergePresence(
-      log_.stream(), {.inputs = presences, .before = first ? 0 : presence, .after = presence});
-}
-
 absl::Status Reducer::Finish(uint32_t index, const Source& source, const char* kind) {
-  ZS_ASSIGN_OR_RETURN(const uint64_t mark, log_.Mark({kind, exchange_->order()[index]}));
+  ZS_ASSIGN_OR_RETURN(const uint64_t mark, log_.Mark({kind, buffers_->order()[index]}));
   sent_[index][Turn()] = mark;
   if (source.scatter != 0) marks_[source.scatter] = mark;
   return absl::OkStatus();
@@ -321,12 +259,12 @@ absl::Status Reducer::Finish(uint32_t index, const Source& source, const char* k
 // Compares the headers of the micro-step that ends, in the order of the stream: a step whose ranks
 // were not at the same place is known as failed before the worker is told of its end.
 absl::Status Reducer::CheckHeaders() {
-  if (communicator_ == nullptr || exchange_->order().empty()) return absl::OkStatus();
-  const std::shared_ptr<PinnedHost> arrived = exchange_->arrived();
-  ZS_RETURN_IF_ERROR(log_.stream().CopyToHost(arrived->data(), exchange_->header(0, 0),
-                                              exchange_->headers_bytes()));
+  if (communicator_ == nullptr || buffers_->order().empty()) return absl::OkStatus();
+  const std::shared_ptr<PinnedHost> arrived = buffers_->arrived();
+  ZS_RETURN_IF_ERROR(
+      log_.stream().CopyToHost(arrived->data(), buffers_->header(0, 0), buffers_->headers_bytes()));
   const auto check = [arrived, counters = core_.options().counters, mismatch = core_.mismatch(),
-                      order = exchange_->order(), ranks = core_.ranks(),
+                      order = buffers_->order(), ranks = core_.ranks(),
                       tag = MakeTag(attempt_, micro_step_)] {
     const auto* header = reinterpret_cast<const ExchangeHeader*>(arrived->data());
     for (const uint32_t unit : order) {

@@ -24,7 +24,9 @@
 #include "absl/status/statusor.h"
 #include "client/dataplane/data_plane.h"
 #include "client/dataplane/exchange_memory.h"
+#include "client/dataplane/gradient_exchange.h"
 #include "client/dataplane/plane_core.h"
+#include "client/dataplane/rank_links.h"
 #include "client/dataplane/slots.h"
 #include "client/dataplane/stream_log.h"
 #include "device/cuda/memory.h"
@@ -36,11 +38,10 @@ namespace zeroshard {
 
 class Reducer {
  public:
-  // `shared`: where DEVICE_SHARED is mapped. `communicator`: null where there is one rank. All must
+  // `shared`: where DEVICE_SHARED is mapped. `links`: null where there is one rank. All must
   // outlive this.
   static absl::StatusOr<std::unique_ptr<Reducer>> Create(PlaneCore& core, OwnMemory& memory,
-                                                         DeviceAddress shared,
-                                                         NcclCommunicator* communicator);
+                                                         DeviceAddress shared, RankLinks* links);
 
   DeviceSlots& slots() { return slots_; }
   // As in DataPlane.
@@ -51,7 +52,8 @@ class Reducer {
 
   absl::Status CheckProgress() { return log_.CheckProgress(core_.options().timeout); }
   absl::StatusOr<bool> Idle() { return log_.Done(log_.last()); }
-  uint64_t scattered_bytes() const { return scattered_bytes_; }
+  uint64_t scattered_bytes() const { return exchange_->sent_bytes(); }
+  uint64_t scattered_between_nodes() const { return exchange_->between_nodes(); }
 
  private:
   // What this rank gives to one sum.
@@ -65,7 +67,7 @@ class Reducer {
 
   Reducer(PlaneCore& core, OwnMemory& memory, DeviceAddress shared, NcclCommunicator* communicator,
           StreamLog log);
-  absl::Status Open();
+  absl::Status Open(std::vector<uint32_t> node_of_rank);
 
   // With NCCL, before it is used: all that is exchanged is, so ranks need not agree on more.
   absl::Status Register(const DeviceMemory& memory);
@@ -75,8 +77,6 @@ class Reducer {
   // Exchanges what can be.
   absl::Status Advance();
   absl::Status Exchange(uint32_t index, const Source& source);
-  absl::Status Send(uint32_t index, const Source& source);
-  absl::Status Sum(uint32_t index, const Source& source);
   absl::StatusOr<DeviceAddress> WriteHeader(uint32_t index, const Source& source,
                                             const Presence& before);
   absl::Status Finish(uint32_t index, const Source& source, const char* kind);
@@ -90,11 +90,11 @@ class Reducer {
   const DeviceAddress shared_;
   NcclCommunicator* const communicator_;
   StreamLog log_;
-  const ReductionProgram program_;  // over all ranks
-  const ReductionProgram single_;   // of one input
+  const ReductionProgram single_;  // of one input
   DeviceSlots slots_;
   std::unique_ptr<CudaKernels> kernels_;
-  std::unique_ptr<ExchangeMemory> exchange_;
+  std::unique_ptr<ExchangeMemory> buffers_;
+  std::optional<GradientExchange> exchange_;  // on log_'s stream
   RegisteredHost counters_;
   std::optional<CudaEvent> ready_;  // of a gradient, on its stream
 
@@ -108,7 +108,6 @@ class Reducer {
       sent_;  // by index and turn: mark after which it is free
   uint64_t scatters_ = 0;
   std::unordered_map<uint64_t, uint64_t> marks_;  // of scatters whose slot was enqueued to be read
-  uint64_t scattered_bytes_ = 0;
 };
 
 }  // namespace zeroshard

@@ -118,10 +118,8 @@ absl::Status TrainerDataPlane::Open(Engine& engine, DataPlaneOptions options) {
   ZS_ASSIGN_OR_RETURN(engine.gatherer,
                       Gatherer::Create(core, *engine.memory, engine.shared, engine.links.get()));
   if (core.config().forward_only) return absl::OkStatus();
-  ZS_ASSIGN_OR_RETURN(
-      engine.reducer,
-      Reducer::Create(core, *engine.memory, engine.shared.address(),
-                      engine.links == nullptr ? nullptr : engine.links->gradients()));
+  ZS_ASSIGN_OR_RETURN(engine.reducer, Reducer::Create(core, *engine.memory, engine.shared.address(),
+                                                      engine.links.get()));
   return absl::OkStatus();
 }
 
@@ -189,6 +187,7 @@ DataPlaneStats TrainerDataPlane::stats() const {
                        .host_waits = engine_->core->waits()};
   if (engine_->reducer != nullptr) {
     stats.scattered_bytes = engine_->reducer->scattered_bytes();
+    stats.scattered_between_nodes = engine_->reducer->scattered_between_nodes();
     stats.slot_bytes = engine_->reducer->slots().bytes();
     stats.overflows = engine_->reducer->slots().overflows();
   }

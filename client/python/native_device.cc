@@ -85,6 +85,7 @@ py::dict Stats(const SharedSession& self) {
   const DataPlaneStats stats = self->session->device_stats();
   return py::dict(
       "gathered_bytes"_a = stats.gathered_bytes, "scattered_bytes"_a = stats.scattered_bytes,
+      "scattered_between_nodes"_a = stats.scattered_between_nodes,
       "window_bytes"_a = stats.window_bytes, "peak_window_bytes"_a = stats.peak_window_bytes,
       "slot_bytes"_a = stats.slot_bytes, "overflows"_a = stats.overflows,
       "evictions"_a = stats.evictions, "host_waits"_a = stats.host_waits);

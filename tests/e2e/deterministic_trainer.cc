@@ -375,7 +375,8 @@ absl::Status Trainer::Finish() {
                          {"checksum", Text(checksum)},
                          {"sent", Text(state_.checksum)},
                          {"generation", session_.generation()},
-                         {"resumed", session_.state().resumed}};
+                         {"resumed", session_.state().resumed},
+                         {"between_nodes", session_.device_stats().scattered_between_nodes}};
   if (result.step == state_.step) {
     line["updates"] = result.updates;
     line["loss_scale"] = result.loss_scale;

@@ -1,7 +1,6 @@
 #include "transport/nccl/rank_meeting.h"
 
 #include <cstring>
-#include <fstream>
 #include <map>
 
 #include "absl/status/status.h"
@@ -91,13 +90,6 @@ absl::StatusOr<Meeting> ParseWorld(const std::string& value, const MeetingOption
 }
 
 }  // namespace
-
-std::string ThisNode() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  std::getline(file, id);
-  return id;
-}
 
 absl::StatusOr<Meeting> MeetRanks(const NcclLibrary& library, const RendezvousFunction& rendezvous,
                                   const MeetingOptions& options) {

@@ -33,7 +33,7 @@ struct MeetingOptions {
   uint32_t ranks = 1;
   // How many communicators are going to be made.
   uint32_t communicators = 1;
-  // Equal for ranks whose GPUs are in one machine.
+  // Equal for ranks whose GPUs are in one node; one line.
   std::string node = {};
   absl::Duration timeout = absl::Minutes(2);
 };
@@ -47,9 +47,6 @@ struct Meeting {
 // other's: names two ranks and what they have. DeadlineExceeded for a rank that does not come.
 absl::StatusOr<Meeting> MeetRanks(const NcclLibrary& library, const RendezvousFunction& rendezvous,
                                   const MeetingOptions& options);
-
-// Names this machine until it is booted again, the same in all its containers.
-std::string ThisNode();
 
 }  // namespace zeroshard
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "base/status.h"
+#include "client/dataplane/exchange_header.h"
 #include "tests/client/dataplane/plane_world.h"
 #include "tests/fakes/nccl/fake_nccl.h"
 
@@ -186,12 +187,20 @@ struct SumCase {
   bool local = false;
   bool absent = false;
   bool weighted = false;
+  std::string nodes{};  // by rank, a letter each; empty: one
 };
 
 void PrintTo(const SumCase& c, std::ostream* out) {
-  *out << c.ranks << " ranks, stage " << c.stage << ", groups of " << c.group << ", "
-       << c.micro_steps << " micro-steps" << (c.local ? ", local" : "")
-       << (c.absent ? ", absent" : "") << (c.weighted ? ", weighted" : "");
+  *out << c.ranks << " ranks" << (c.nodes.empty() ? "" : " on ") << c.nodes << ", stage " << c.stage
+       << ", groups of " << c.group << ", " << c.micro_steps << " micro-steps"
+       << (c.local ? ", local" : "") << (c.absent ? ", absent" : "")
+       << (c.weighted ? ", weighted" : "");
+}
+
+std::vector<std::string> NodesOf(const std::string& letters) {
+  std::vector<std::string> nodes;
+  for (const char letter : letters) nodes.emplace_back(1, letter);
+  return nodes;
 }
 
 class SumTest : public testing::TestWithParam<SumCase> {
@@ -222,7 +231,8 @@ TEST_P(SumTest, AccumulatorsHoldTheHostsBits) {
                                .reduction_group = c.group,
                                .local_sums = c.local},
                     .dtype = c.dtype,
-                    .frozen = {2, 3}});
+                    .frozen = {2, 3},
+                    .nodes = NodesOf(c.nodes)});
   world.Connect();
   for (uint64_t attempt = 7; attempt < 10; ++attempt) {
     const auto gradients = Make(world, attempt);
@@ -290,10 +300,74 @@ std::vector<SumCase> SumCases() {
                    .accumulators = DType::kBfloat16,
                    .micro_steps = 2,
                    .absent = true});
+  // Nodes that are nodes of the tree, that are more than one, or none; with parts and without.
+  for (const SumCase& over : std::vector<SumCase>{
+           {.ranks = 4, .group = 2, .nodes = "aabb"},
+           {.ranks = 4,
+           .stage = 1,
+           .group = 2,
+           .dtype = DType::kBfloat16,
+           .micro_steps = 2,
+           .local = true,
+           .nodes = "aabb"},
+           {.ranks = 6, .group = 3, .dtype = DType::kBfloat16, .micro_steps = 2, .nodes = "aaabbb"},
+           {.ranks = 5, .stage = 2, .group = 3, .micro_steps = 2, .nodes = "aabbb"},
+           {.ranks = 6, .group = 4, .nodes = "aabbcc"},
+           {.ranks = 7, .group = 7, .dtype = DType::kFloat16, .nodes = "aaaabbb"},
+           {.ranks = 4, .group = 2, .nodes = "abab"},
+           {.ranks = 3, .group = 2, .nodes = "aab"}}) {
+    for (const bool odd : {false, true}) {
+      cases.push_back(over);
+      cases.back().absent = cases.back().weighted = odd;
+    }
+  }
   return cases;
 }
 
 INSTANTIATE_TEST_SUITE_P(All, SumTest, testing::ValuesIn(SumCases()));
+
+// What one step's gradients are between nodes, headers left out.
+uint64_t BetweenNodes(DType dtype, const std::string& nodes) {
+  const auto ranks = static_cast<uint32_t>(nodes.size());
+  PlaneWorld world({.ranks = ranks,
+                    .config = {.reduction_group = ranks / 2},
+                    .dtype = dtype,
+                    .nodes = NodesOf(nodes)});
+  world.Connect();
+  world.RunAll([&](uint32_t rank) -> absl::Status {
+    world.plane(rank).Begin(1);
+    for (const uint32_t unit : world.Trainable()) {
+      ZS_RETURN_IF_ERROR(world.Send(rank, unit, 0, MakeGradient(world, unit, 1, false, false)));
+    }
+    ZS_RETURN_IF_ERROR(world.plane(rank).EndMicroStep(0));
+    ZS_RETURN_IF_ERROR(world.plane(rank).Boundary());
+    return world.AwaitSummed(rank, 1);
+  });
+  uint64_t bytes = 0;
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    bytes += world.plane(rank).stats().scattered_between_nodes;
+    for (uint32_t peer = 0; peer < ranks; ++peer) {
+      if (nodes[peer] != nodes[rank]) bytes -= world.Trainable().size() * sizeof(ExchangeHeader);
+    }
+  }
+  return bytes;
+}
+
+TEST(SumTest, RanksOfANodeAreSummedBeforeTheyCrossTheNetwork) {
+  uint64_t elements = 0;
+  const PlaneWorld world({.ranks = 8});
+  for (const uint32_t unit : world.Trainable()) {
+    elements += world.layout().units()[unit].elements();
+  }
+  // Each node gets of the other what its ranks own, half of all: fp32 sums once, not 4 pieces.
+  EXPECT_EQ(BetweenNodes(DType::kFloat32, "aaaabbbb"), elements * 4);
+  EXPECT_EQ(BetweenNodes(DType::kBfloat16, "aaaabbbb"), elements * 4);
+  // Ranks on nodes that are none of the tree: all pieces.
+  EXPECT_EQ(BetweenNodes(DType::kFloat32, "abababab"), elements * 4 * 4);
+  EXPECT_EQ(BetweenNodes(DType::kBfloat16, "abababab"), elements * 4 * 2);
+  // A sum in fp32 is no less than two pieces of 16 bits.
+  EXPECT_EQ(BetweenNodes(DType::kBfloat16, "aabb"), elements * 4);
+}
 
 TEST(SumTest, GradientsThatComeInTheWrongOrderGetMoreRoomInsteadOfADeadlock) {
   // The ring has room for two of six units, and the first that is exchanged comes last.

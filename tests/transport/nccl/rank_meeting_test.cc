@@ -121,10 +121,5 @@ TEST_F(RankMeetingTest, ValuesOfAnotherFormAreRefused) {
   }
 }
 
-TEST(ThisNode, IsOneLineAndTheSameTwice) {
-  EXPECT_FALSE(ThisNode().empty());
-  EXPECT_EQ(ThisNode(), ThisNode());
-}
-
 }  // namespace
 }  // namespace zeroshard
