@@ -129,12 +129,22 @@ absl::Status Gatherer::Place(uint32_t unit, std::span<const std::byte> values) {
   ZS_RETURN_IF_ERROR(Map(unit));
   if (use.has_release) ZS_RETURN_IF_ERROR(log_.stream().WaitFor(*use.released));
   use.has_release = false;
-  if (!values.empty()) {
-    ZS_RETURN_IF_ERROR(
-        log_.stream().CopyToDevice(memory_.address(unit), values.data(), values.size()));
-  }
+  ZS_RETURN_IF_ERROR(CopyFromHost(unit, values));
   ZS_ASSIGN_OR_RETURN(use.mark, log_.Mark({"copy from the host", unit}));
   return WaitOnHost(unit);
+}
+
+// Of parameters that rest on the host, some are known to CUDA.
+absl::Status Gatherer::CopyFromHost(uint32_t unit, std::span<const std::byte> values) {
+  const uint64_t place = core_.layout().units()[unit].window_offset;
+  for (uint64_t at = 0; at < values.size();) {
+    uint64_t end = values.size();
+    if (host_parameters_) end = host_parameters_->RunEnd(place + at, place + end) - place;
+    ZS_RETURN_IF_ERROR(
+        log_.stream().CopyToDevice(memory_.address(unit) + at, values.data() + at, end - at));
+    at = end;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Gatherer::Refresh(Which which) {

@@ -77,6 +77,7 @@ class Gatherer {
   NcclGather PlanOf(uint32_t unit) const;
   // Of parameters on the host: this rank's slice of a mapped unit comes to the window.
   absl::Status FetchSlice(uint32_t unit);
+  absl::Status CopyFromHost(uint32_t unit, std::span<const std::byte> values);
   void RegisterHostParameters();
   absl::Status Map(uint32_t unit);
   absl::Status EvictOldest();

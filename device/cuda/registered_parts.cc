@@ -51,4 +51,14 @@ DeviceAddress RegisteredParts::address(uint64_t offset) const {
   return piece.host.address() + (offset - piece.begin);
 }
 
+uint64_t RegisteredParts::RunEnd(uint64_t offset, uint64_t end) const {
+  const auto after = std::ranges::upper_bound(pieces_, offset, {}, &Piece::begin);
+  if (after != pieces_.begin()) {
+    const Piece& piece = *std::prev(after);
+    const uint64_t piece_end = piece.begin + piece.host.memory().size();
+    if (offset < piece_end) return std::min(end, piece_end);
+  }
+  return after == pieces_.end() ? end : std::min(end, after->begin);
+}
+
 }  // namespace zeroshard

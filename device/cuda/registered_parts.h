@@ -36,6 +36,10 @@ class RegisteredParts {
   // Of a byte of one of the parts, on the device.
   DeviceAddress address(uint64_t offset) const;
 
+  // Where the run from `offset` ends that is all of one registration, or of none; at most `end`.
+  // CUDA refuses copies from or to more.
+  uint64_t RunEnd(uint64_t offset, uint64_t end) const;
+
  private:
   struct Piece {
     uint64_t begin = 0;

@@ -112,7 +112,8 @@ def test_stage_1_adds_micro_steps_first_as_on_the_host(daemons, job):
     assert {r["norm"] for r in found.reports} == {r["norm"] for r in wanted.reports}
 
 
-@pytest.mark.parametrize("tier, config", [("gpu", {}), ("host", SMALL)], ids=["gpu", "host-small"])
+@pytest.mark.parametrize("tier, config", [("gpu", {}), ("host", SMALL), ("gpu-host", {})],
+                         ids=["gpu", "host-small", "parameters-on-host"])
 def test_ranks_read_parameters_alone_and_in_any_order(daemons, job, tier, config):
     """Rank 0 also in the middle of the training, while the other one goes on."""
     daemon = daemons(2)
