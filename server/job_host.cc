@@ -195,6 +195,10 @@ void JobHost::Step(const JobInput& input) {
   if (state_.phase == JobPhase::kLeaving && phase != JobPhase::kLeaving) {
     keeps_store() ? CheckAllLeft() : AskToJoin();
   }
+  const bool over = state_.phase == JobPhase::kFailed || state_.phase == JobPhase::kEnded;
+  if (over && state_.phase != phase && phase != JobPhase::kLeaving) {
+    TellFailed(loop_.Now() + environment_.config->rejoin_timeout);
+  }
   if (!regrouping_ && WantsGeneration(state_)) Regroup();
   if (environment_.metrics != nullptr && state_.started && !ended()) {
     environment_.metrics->SetRanks(state_.name, PresentRanks(state_), state_.generation);

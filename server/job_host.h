@@ -184,6 +184,8 @@ class JobHost {
   void CheckRound();
   absl::StatusOr<cluster::v1::JoinReply> OnRound(const cluster::v1::JoinRequest& request);
   void OnRoundReply(const absl::StatusOr<cluster::v1::JoinReply>& reply);
+  // To node 0, when this node's part is over before its time; calls itself again until `end`.
+  void TellFailed(Instant end);
   void ForwardRendezvous(uint32_t rank, const trainer::v1::RendezvousRequest& request,
                          KvStore::Done done);
   absl::Status SetRendezvousKey(const std::string& key, const std::string& value);

@@ -141,6 +141,12 @@ absl::StatusOr<JoinReply> JobHost::OnJoin(const JoinRequest& request) {
   members_[node].left |= request.leaving();
   JoinReply reply;
   reply.set_keeper(job_id_);
+  if (!request.failed().empty()) {
+    Feed(NodeLost{absl::FailedPreconditionError(
+        absl::StrCat("the part of ", environment_.config->cluster.NodeName(node), " of job '",
+                     state_.name, "' is over: ", request.failed()))});
+    return reply;
+  }
   const std::vector<uint32_t> missing = NodesMissing();
   for (const uint32_t other : missing) reply.add_missing(other);
   OnNodesMissing(missing);

@@ -111,6 +111,21 @@ void JobHost::OnRoundReply(const absl::StatusOr<JoinReply>& reply) {
   });
 }
 
+void JobHost::TellFailed(Instant end) {
+  if (!plan_->placement.spans() || !data_plane() || keeps_store() || !spawned_) return;
+  JoinRequest request = MyJoin();
+  request.set_failed(state_.reason);
+  environment_.cluster->Join(request, [this, end, alive = std::weak_ptr<const bool>(alive_)](
+                                          const absl::StatusOr<JoinReply>& reply) {
+    const bool heard =
+        !absl::IsUnavailable(reply.status()) && !absl::IsDeadlineExceeded(reply.status());
+    if (heard || alive.expired() || ended() || loop_.Now() >= end) return;
+    loop_.At(loop_.Now() + kAskPeriod, [this, end, alive] {
+      if (!alive.expired()) TellFailed(end);
+    });
+  });
+}
+
 void JobHost::ForwardRendezvous(uint32_t rank, const trainer::v1::RendezvousRequest& request,
                                 KvStore::Done done) {
   const std::string key = KeyOfRanks(state_.alive_since, request.key());

@@ -173,6 +173,7 @@ void Decider::On(const GenerationAgreed& in) {
 }
 
 void Decider::On(const NodeLost& in) {
+  if (next_.phase == JobPhase::kLeaving) return End(std::string(in.status.message()));
   if (next_.phase == JobPhase::kFailed || next_.phase == JobPhase::kEnded) return;
   Fail(in.status);
 }

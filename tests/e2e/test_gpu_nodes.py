@@ -43,6 +43,20 @@ class Job(gpu_jobs.Job):
         workers = self.daemons[place].job(self.name)["workers"]
         os.kill(workers[which]["pid"], signal.SIGKILL)
 
+    def kill_workers_for_good(self, place):
+        """Kills the node's first worker until the daemon starts it no more."""
+        killed = set()
+
+        def over():
+            view = self.daemons[place].job(self.name)
+            pid = view["workers"][0].get("pid", 0)
+            if pid and pid not in killed:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+            return view["summary"]["state"] == "failed"
+
+        wait_for(over, "the end of the job's part")
+
 
 @pytest.fixture(scope="module")
 def node():
@@ -95,14 +109,16 @@ def check(one, wanted):
     return reports, said
 
 
-CHOICES = [(1, "host", "bf16"), (2, "gpu", "fp32"), (3, "gpu", "bf16")]
+CHOICES = [(1, "host", "bf16"), (2, "gpu", "fp32"), (3, "gpu", "bf16"), (3, "gpu-host", "bf16")]
 ALL = list(itertools.product((1, 2, 3), ("gpu", "host", "nvme", "gpu-host"), ("bf16", "fp32")))
 
 
 @pytest.mark.parametrize("stage, tier, dtype", CHOICES if SHORT else ALL)
 def test_it_ends_with_the_bits_of_the_host(daemons, job, expected, stage, tier, dtype):
     options = {"steps": 3, "stage": stage, "dtype": dtype, "micro_steps": 3, "absent": True}
-    reports, _ = check(job(daemons, tier=tier, **options).start(), expected(**options))
+    # At the end each rank gathers alone; rank 0 also while the others train.
+    one = job(daemons, tier=tier, one_by_one=stage == 3, **options)
+    reports, _ = check(one.start(), expected(**options))
     # Sums of a node's two ranks in fp32, or their pieces of 16 bits; and headers.
     elements = 256 * sum(-(-size // 256) for size in trainers.SIZES)
     sent = sum(report["between_nodes"] for report in reports) / (3 * 3)
@@ -161,3 +177,26 @@ def test_the_death_of_a_daemon_ends_the_job_on_the_other_one(node, job):
     daemons[0].cli("remove", one.name)
     again = job(daemons, steps=2, stage=3)
     again.start().finish()
+
+
+@pytest.mark.parametrize("how", ["workers"] if SHORT else ["workers", "removed"])
+def test_a_node_whose_part_fails_while_ranks_regroup_is_named(daemons, job, how):
+    """On node 0, whose ranks wait for a rank of the other one; nobody waits for long."""
+    one = job(daemons, lives=5, **{**LONG, "steps": 100000}).start()
+    one.reach(3)
+    one.kill(3)
+    del one.processes[3]
+    wait_for(lambda: one.view()["summary"]["state"] == "starting", "ranks that wait for the next generation")
+    if how == "removed":
+        daemons[1].cli("remove", one.name, "--force")
+    else:
+        one.kill_workers_for_good(1)
+    start = time.monotonic()
+    texts = one.errors()
+    assert time.monotonic() - start < 10
+    assert all("node 1 (" in texts[rank] for rank in (0, 1)), texts
+    summary = one.view()["summary"]
+    assert summary["state"] == "failed" and "node 1 (" in summary["reason"], summary
+    assert ("removed" if how == "removed" else "died 6 times") in summary["reason"], summary
+    for daemon in daemons:
+        daemon.cli("remove", one.name, check=False)

@@ -225,5 +225,26 @@ TEST(JobSpan, AJobOnGpusFailsWithANodeThatIsLost) {
   EXPECT_THAT(job.reason_, HasSubstr("node 0"));
 }
 
+TEST(JobSpan, AJobOnGpusWhoseOtherNodeHasFailedFailsWithItsName) {
+  SpanningPlaneStory job;
+  job.HearOfDeath();
+  job.Return(2);
+  job.Return(3);
+  EXPECT_TRUE(WantsGeneration(job.state_));
+  job.Feed(NodeLost{absl::FailedPreconditionError("the part of node 0 is over")});
+  EXPECT_EQ(job.state_.phase, JobPhase::kFailed);
+  EXPECT_EQ(job.Count<FailAttach>(), 2u);
+  EXPECT_THAT(job.state_.reason, HasSubstr("node 0"));
+}
+
+TEST(JobSpan, ANodeThatIsLostOnceTheRanksDetachedEndsTheJob) {
+  SpanningPlaneStory job;
+  job.Feed(DetachRequested{2, false});
+  job.Feed(DetachRequested{3, false});
+  EXPECT_EQ(job.state_.phase, JobPhase::kLeaving);
+  job.Feed(NodeLost{absl::FailedPreconditionError("the part of node 0 is over")});
+  EXPECT_EQ(job.Count<EndJob>(), 1u);
+}
+
 }  // namespace
 }  // namespace zeroshard
