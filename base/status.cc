@@ -31,12 +31,18 @@ absl::StatusCode CodeOf(int errno_value) {
     case ENFILE:
     case EMSGSIZE:
       return absl::StatusCode::kResourceExhausted;
-    case EIO:
     case EBADMSG:
     case EUCLEAN:
+    case ENODATA:
+    case EILSEQ:
       return absl::StatusCode::kDataLoss;
     case ETIMEDOUT:
       return absl::StatusCode::kDeadlineExceeded;
+    case EIO:
+    case ENXIO:
+    case ENODEV:
+    case ENOLINK:
+    case EREMOTEIO:
     case EAGAIN:
     case EINTR:
     case EBUSY:

@@ -19,9 +19,12 @@ namespace zeroshard {
 
 // The status for a failed system call: "open /path: No such file or directory (errno 2)".
 // ENOENT gives NotFound; EEXIST and EADDRINUSE AlreadyExists; EACCES and EPERM PermissionDenied;
-// ENOSPC, ENOMEM, EDQUOT, EMFILE, ENFILE and EMSGSIZE ResourceExhausted; EIO, EBADMSG and EUCLEAN
-// DataLoss; ETIMEDOUT DeadlineExceeded; connection errors, EAGAIN, EINTR and EBUSY Unavailable;
-// EINVAL, ENOTDIR, EISDIR, ELOOP and ENAMETOOLONG InvalidArgument; all else Internal.
+// ENOSPC, ENOMEM, EDQUOT, EMFILE, ENFILE and EMSGSIZE ResourceExhausted; ETIMEDOUT
+// DeadlineExceeded; connection errors, EAGAIN, EINTR and EBUSY Unavailable, and so are EIO, ENXIO,
+// ENODEV, ENOLINK and EREMOTEIO: a drive that did not do it says nothing of what it holds. DataLoss
+// is what says that: ENODATA (an unreadable medium), EILSEQ (protection information), EBADMSG and
+// EUCLEAN (a file system's checksums). EINVAL, ENOTDIR, EISDIR, ELOOP and ENAMETOOLONG
+// InvalidArgument; all else Internal.
 // `errno_value` may be negative, as liburing returns it.
 absl::Status ErrnoError(int errno_value, std::string_view operation, std::string_view object);
 

@@ -184,6 +184,7 @@ struct WorkerDied {
 struct GenerationPoisoned {  // a worker found the ranks in disagreement, or one missing
   uint64_t generation = 0;
   absl::Status status;
+  bool nodes_lost = false;  // it could not reach others for long
 };
 struct DeviceLost {  // the worker said so, and ends
   uint32_t worker = 0;

@@ -65,7 +65,7 @@ class Decider {
   void LeaveDeadGeneration(const AttachRequested& in);
   void Abort(uint64_t step, const std::string& why);
   void CheckNextGeneration();
-  void OnAgreedGenerationDead(const absl::Status& status);
+  void OnAgreedGenerationDead(const GenerationPoisoned& in);
   std::string StillInside() const;
   void Part() { next_.parted = true; }
   // Nobody is left in the generation: the step in flight is dropped; when the job goes back, after

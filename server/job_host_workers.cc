@@ -221,7 +221,8 @@ void JobHost::OnWorkerMessage(uint32_t w, uint32_t incarnation, const FromWorker
     case FromWorker::kPoisoned:
       return Feed(
           GenerationPoisoned{message.poisoned().generation(),
-                             SentStatus(message.poisoned().code(), message.poisoned().message())});
+                             SentStatus(message.poisoned().code(), message.poisoned().message()),
+                             message.poisoned().nodes_lost()});
     case FromWorker::kStats:
       return OnStats(w, message.stats());
     case FromWorker::kFatal:

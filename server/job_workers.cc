@@ -130,7 +130,7 @@ void Decider::On(const WorkerDied& in) {
 
 void Decider::On(const GenerationPoisoned& in) {
   if (in.generation < next_.alive_since || next_.going_back.has_value()) return;
-  if (next_.data_plane && next_.spans && next_.ever_ready) return OnAgreedGenerationDead(in.status);
+  if (next_.data_plane && next_.spans && next_.ever_ready) return OnAgreedGenerationDead(in);
   if (next_.phase == JobPhase::kReady) return Poison(in.status);
   if (next_.phase == JobPhase::kStarting) return Fail(in.status);
   if (next_.phase == JobPhase::kLeaving) return End(std::string(in.status.message()));
@@ -150,13 +150,13 @@ void Decider::On(const NodesLeft&) {
 }
 
 // One that spans daemons dies on all of them, whatever this one's ranks do.
-void Decider::OnAgreedGenerationDead(const absl::Status& status) {
-  if (next_.phase == JobPhase::kLeaving) return End(std::string(status.message()));
+void Decider::OnAgreedGenerationDead(const GenerationPoisoned& in) {
+  if (next_.phase == JobPhase::kLeaving) return End(std::string(in.status.message()));
   if (next_.phase == JobPhase::kFailed || next_.phase == JobPhase::kEnded) return;
   // What was lost there does not come back, nor does a node that could not be reached for long.
-  if (absl::IsDataLoss(status) || absl::IsUnavailable(status)) return Fail(status);
+  if (absl::IsDataLoss(in.status) || in.nodes_lost) return Fail(in.status);
   if (next_.parted) return;
-  Poison(status);
+  Poison(in.status);
   if (next_.phase != JobPhase::kReady) next_.parted = true;
 }
 

@@ -45,6 +45,14 @@ void EngineContext::MarkAllDirty(uint32_t worker) {
 }
 
 void EngineContext::Poison(const absl::Status& status, uint64_t dead) {
+  Poison(status, dead, /*nodes_lost=*/false);
+}
+
+void EngineContext::PoisonWithoutNodes(const absl::Status& status) {
+  Poison(status, /*dead=*/0, /*nodes_lost=*/true);
+}
+
+void EngineContext::Poison(const absl::Status& status, uint64_t dead, bool nodes_lost) {
   BoardHeader& header = board().header();
   const uint64_t generation = std::max({uint64_t{1}, dead, header.generation.load()});
   uint64_t expected = header.poison_claim.load();
@@ -63,6 +71,7 @@ void EngineContext::Poison(const absl::Status& status, uint64_t dead) {
   message.mutable_poisoned()->set_generation(generation);
   message.mutable_poisoned()->set_code(static_cast<uint32_t>(status.raw_code()));
   message.mutable_poisoned()->set_message(std::string(status.message()));
+  message.mutable_poisoned()->set_nodes_lost(nodes_lost);
   output_.ToServer(message);
   RingAll();
 }

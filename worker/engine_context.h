@@ -88,6 +88,8 @@ class EngineContext {
   // Kills the generation of the board, or `dead` if that is later: every waiter of the job gets
   // `status`. The first reason wins.
   void Poison(const absl::Status& status, uint64_t dead = 0);
+  // As above, because other nodes cannot be reached: the job cannot have another generation.
+  void PoisonWithoutNodes(const absl::Status& status);
   // Not OK once the generation is dead.
   absl::Status poison() const;
 
@@ -109,6 +111,8 @@ class EngineContext {
   bool IsConsumed(uint32_t rank, uint32_t unit, Tag tag) const;
 
  private:
+  void Poison(const absl::Status& status, uint64_t dead, bool nodes_lost);
+
   JobMemory& memory_;
   Clock& clock_;
   EngineOutput& output_;

@@ -49,7 +49,7 @@ void Engine::CheckMesh(absl::Duration timeout) {
     return port != nullptr && port->HasRequests();
   });
   if (!waiting) return;
-  context_.Poison(absl::UnavailableError(absl::StrCat(
+  context_.PoisonWithoutNodes(absl::UnavailableError(absl::StrCat(
       "step ", context_.board().numbers().step + 1,
       ": no connection to the other workers of the job for ",
       absl::FormatDuration(context_.now() - *mesh_lost_at_), ": ", mesh_reason_.message())));

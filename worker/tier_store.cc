@@ -54,6 +54,8 @@ void TierStore::SetTarget(uint32_t image, NvmeTarget wanted) {
 }
 
 absl::Status TierStore::Final(absl::Status status) {
+  // What was not flushed may be gone, whatever the drive does next.
+  if (absl::IsUnavailable(status)) status = absl::DataLossError(status.message());
   if (!status.ok()) KeepFirstError(final_, Annotate(status, "the nvme tier is failed"));
   return status;
 }

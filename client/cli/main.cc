@@ -109,7 +109,8 @@ class Command {
 
   int Complain(const grpc::Status& status) const {
     std::cerr << "zeroshard: ";
-    if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
+    const bool connected = channel_->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_READY;
+    if (status.error_code() == grpc::StatusCode::UNAVAILABLE && !connected) {
       std::cerr << "no daemon answers at " << socket_
                 << "; start zeroshardd, or name its socket with --socket or ZEROSHARD_SOCKET ("
                 << status.error_message() << ")\n";

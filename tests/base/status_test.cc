@@ -41,13 +41,16 @@ TEST(StatusTest, ErrnoErrorNamesOperationObjectAndErrno) {
 }
 
 TEST(StatusTest, ErrnoClasses) {
-  EXPECT_EQ(ErrnoError(-EIO, "read", "f").code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(ErrnoError(-EIO, "read", "f").code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ErrnoError(ENODEV, "write", "f").code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ErrnoError(ENODATA, "read", "f").code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(ErrnoError(EUCLEAN, "read", "f").code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(ErrnoError(ENOSPC, "write", "f").code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(ErrnoError(EPIPE, "send", "s").code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(ErrnoError(EACCES, "open", "f").code(), absl::StatusCode::kPermissionDenied);
   EXPECT_EQ(ErrnoError(EISDIR, "open", "f").code(), absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(IsRetryable(ErrnoError(EAGAIN, "read", "f")));
-  EXPECT_FALSE(IsRetryable(ErrnoError(EIO, "read", "f")));
+  EXPECT_FALSE(IsRetryable(ErrnoError(EBADMSG, "read", "f")));
 }
 
 TEST(StatusTest, AnnotateKeepsCodeAndErrno) {

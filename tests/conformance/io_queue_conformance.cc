@@ -277,7 +277,7 @@ void TestFailingDevice(const IoQueueCase& test) {
     // Older kernels say EIO here too.
     const absl::Status written = status_of(Write(fd, memory->bytes(), size_t{8} << 20));
     std::memset(good.data(), 0, good.size());
-    return ErrnoOf(read) == EIO && absl::IsDataLoss(read) &&
+    return ErrnoOf(read) == EIO && absl::IsUnavailable(read) &&
            read.message().find("read /dev/loop") == 0 &&
            read.message().find("at offset 8388608") != std::string::npos &&
            (ErrnoOf(written) == ENOSPC || ErrnoOf(written) == EIO) &&

@@ -99,7 +99,7 @@ def in_memory(daemon):
 
 def check_told(job, drive):
     for text in job.errors():
-        assert str(drive.path) in text and "Input/output error" in text, text
+        assert str(drive.path) in text and "Input/output error" in text and "UNAVAILABLE" in text, text
 
 
 def test_a_drive_that_fails_in_a_step_and_works_again(real, drive, directory, jobs):

@@ -220,7 +220,7 @@ TEST(JobSpan, AGenerationOnGpusThatBeganWithoutThisNodeEndsAgain) {
 
 TEST(JobSpan, AJobOnGpusFailsWithANodeThatIsLost) {
   SpanningPlaneStory job;
-  job.Feed(GenerationPoisoned{1, absl::UnavailableError("no connection to node 0")});
+  job.Feed(GenerationPoisoned{1, absl::UnavailableError("no connection to node 0"), true});
   EXPECT_EQ(job.state_.phase, JobPhase::kFailed);
   EXPECT_THAT(job.reason_, HasSubstr("node 0"));
 }
@@ -244,6 +244,19 @@ TEST(JobSpan, ANodeThatIsLostOnceTheRanksDetachedEndsTheJob) {
   EXPECT_EQ(job.state_.phase, JobPhase::kLeaving);
   job.Feed(NodeLost{absl::FailedPreconditionError("the part of node 0 is over")});
   EXPECT_EQ(job.Count<EndJob>(), 1u);
+}
+
+TEST(JobSpan, AJobOnGpusOutlivesADriveThatFailsAndNotOneThatLostStates) {
+  SpanningPlaneStory job;
+  job.Feed(GenerationPoisoned{1, absl::UnavailableError("step 8: write FILE: EIO")});
+  EXPECT_EQ(job.Count<PoisonGeneration>(), 1u);
+  job.Return(2);
+  job.Return(3);
+  EXPECT_TRUE(WantsGeneration(job.state_));
+  job.Feed(GenerationAgreed{17});
+  EXPECT_EQ(job.Count<DropAttempt>(), 1u);
+  job.Feed(GenerationPoisoned{17, absl::DataLossError("step 8: FILE at offset 0: checksum")});
+  EXPECT_EQ(job.state_.phase, JobPhase::kFailed);
 }
 
 }  // namespace

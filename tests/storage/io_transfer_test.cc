@@ -71,7 +71,7 @@ TEST(TransferProgress, ErrorsNameThePlaceReached) {
   EXPECT_EQ(progress.Advance(8192), std::nullopt);
   const std::optional<absl::Status> status = progress.Advance(-EIO);
   ASSERT_TRUE(status.has_value());
-  EXPECT_TRUE(absl::IsDataLoss(*status));
+  EXPECT_TRUE(absl::IsUnavailable(*status));
   EXPECT_THAT(std::string(status->message()), HasSubstr("write descriptor 900 at offset 12288"));
 }
 
@@ -80,7 +80,7 @@ TEST(TransferProgress, AnswersThatCannotBeAreErrors) {
     TransferProgress progress(Transfer(IoOperation::kWrite, 4096));
     const std::optional<absl::Status> status = progress.Advance(result);
     ASSERT_TRUE(status.has_value()) << result;
-    EXPECT_TRUE(absl::IsDataLoss(*status)) << *status;
+    EXPECT_TRUE(absl::IsUnavailable(*status)) << *status;
   }
 }
 

@@ -2,6 +2,7 @@
 // leaves the committed state, and is done when the drive is well again.
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <functional>
 #include <memory>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "absl/strings/match.h"
 #include "base/deadline.h"
+#include "base/status.h"
 #include "storage/io_backend.h"
 #include "tests/fakes/faulty_io_queue.h"
 #include "tests/storage/nvme_fixture.h"
@@ -47,8 +49,7 @@ class SwitchedQueue final : public IoQueue {
   absl::Status Submit(const IoTransfer& transfer) override {
     if (!switch_.broken) return inner_->Submit(transfer);
     if (const auto then = std::exchange(switch_.then, {})) then();
-    failed_.push_back({transfer.tag, absl::DataLossError("file at offset 8192: Input/output "
-                                                         "error (errno 5)")});
+    failed_.push_back({transfer.tag, ErrnoErrorAt(EIO, "write", "file", 8192)});
     return absl::OkStatus();
   }
   std::vector<IoCompletion> Wait(size_t min, const Deadline& deadline) override {
@@ -148,6 +149,7 @@ TEST(NvmeJobFaultsTest, AStepThatFailedIsDoneOnceTheDriveIsWell) {
     const std::string reason = Failure(*job);
     EXPECT_TRUE(absl::StrContains(reason, "step 3 of job local")) << reason;
     EXPECT_TRUE(absl::StrContains(reason, "offset 8192")) << reason;
+    EXPECT_TRUE(absl::IsUnavailable(job->engine(0).context().poison())) << "nothing is lost";
     EXPECT_EQ(job->memory(0).board().numbers().step, 2u);
     StartAgain(*job);
     EXPECT_TRUE(job->engine(0).context().poison().ok()) << "nobody is there to be told";
@@ -230,6 +232,7 @@ void TrainWithDamage(const IoFault& fault, int& damaged) {
   }
   ++damaged;
   EXPECT_TRUE(absl::StrContains(Failure(*job), ".extent at offset")) << Failure(*job);
+  EXPECT_TRUE(absl::IsDataLoss(job->engine(0).context().poison()));
   EXPECT_GT(job->engine(kFaultyWorker).Stats().nvme_damaged_images(), 0u);
   const uint64_t committed = job->memory(0).board().numbers().step;
   EXPECT_EQ(committed, step - 1);
