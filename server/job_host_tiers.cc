@@ -144,6 +144,10 @@ absl::StatusOr<MoveStatesReply> JobHost::MoveStates(const MoveStatesRequest& req
   reply.set_units(static_cast<uint32_t>(units.size()));
   reply.set_bytes(std::max(Apart(StatesOn("nvme", *plan_), StatesOn("nvme", next)),
                            Apart(StatesOn("gpu", *plan_), StatesOn("gpu", next))));
+  for (uint32_t node = 0; node < plan_->placement.nodes && state_.spans; ++node) {
+    const std::string name = environment_.config->cluster.NodeName(node);
+    node == plan_->placement.node ? reply.set_node(name) : reply.add_other_nodes(name);
+  }
   const uint64_t rate = request.has_bytes_per_second() ? request.bytes_per_second() : kMoveRate;
   move_rate_ = rate == 0 ? 0 : std::max<uint64_t>(1, rate / workers_.size());
   plan_ = std::make_shared<const JobPlan>(std::move(next));

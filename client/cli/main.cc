@@ -93,6 +93,7 @@ class Command {
 
  private:
   int AwaitMove();
+  std::string MoveText(const admin::v1::MoveStatesReply& reply) const;
   template <typename Request, typename Reply>
   int Run(const Request& request,
           const std::function<grpc::Status(grpc::ClientContext*, const Request&, Reply*)>& call,
@@ -189,12 +190,19 @@ int Command::Move() {
   }
   const int result = Run<admin::v1::MoveStatesRequest, admin::v1::MoveStatesReply>(
       request, [&](auto* c, auto& q, auto* r) { return admin_->MoveStates(c, q, r); },
-      [this](const admin::v1::MoveStatesReply& reply) {
-        return ReadableBytes(reply.bytes()) + " of states move to " + options_.to +
-               (options_.wait ? "\n"
-                              : "; zeroshard job " + options_.job + " shows how far it is\n");
-      });
+      [this](const admin::v1::MoveStatesReply& reply) { return MoveText(reply); });
   return result != 0 || !options_.wait ? result : AwaitMove();
+}
+
+std::string Command::MoveText(const admin::v1::MoveStatesReply& reply) const {
+  std::string text = ReadableBytes(reply.bytes()) + " of states move to " + options_.to;
+  if (!reply.node().empty()) text += " on " + reply.node();
+  if (!options_.wait) text += "; zeroshard job " + options_.job + " shows how far it is";
+  text += "\n";
+  for (const std::string& other : reply.other_nodes()) {
+    text += "nothing moves on " + other + ": say the same to its daemon\n";
+  }
+  return text;
 }
 
 // For as long as states are on their way, however long that is.

@@ -5,6 +5,7 @@ import os
 import subprocess
 import time
 
+import nvme_jobs
 import pytest
 import trainers
 from daemon import run_daemon, wait_for
@@ -19,7 +20,7 @@ TWO_GROUPS = {"zeroshard": {"ranks_per_group": 2}}
 
 @pytest.fixture(scope="module")
 def cluster():
-    one = Cluster(config="rejoin_timeout: 20s\n")
+    one = Cluster(config="rejoin_timeout: 20s\n", nvme=True)
     yield one
     one.close()
 
@@ -92,6 +93,19 @@ def test_both_nodes_show_their_part(cluster):
     assert "worker 0" in holders[0] and "worker 3" in holders[1] and not holders[0] & holders[1]
     assert all(view["summary"]["step"] == 1 for view in views)
     cluster.remove("parts")
+
+
+def test_each_node_moves_its_own_states_and_says_so(cluster, expected):
+    options = {"stage": 1, "micro_steps": 3, "dtype": "bf16"}
+    reports = cluster.train("moves", config=nvme_jobs.config(), **options)
+    names = [f"node {node} ({address})" for node, address in enumerate(cluster.addresses)]
+    for node, daemon in enumerate(cluster.daemons):
+        assert [nvme_jobs.on_tier(one.job("moves")) > 0 for one in cluster.daemons] == [node == 0, True]
+        said = daemon.cli("move", "moves", "--to", "host", "--wait").stdout
+        assert f"on {names[node]}" in said and f"nothing moves on {names[1 - node]}: say the same" in said, said
+    assert not any(nvme_jobs.on_tier(daemon.job("moves")) for daemon in cluster.daemons)
+    compare(cluster, "moves", reports, expected(**options))
+    cluster.remove("moves")
 
 
 def test_the_job_ends_on_both_when_all_ranks_have_detached(cluster):

@@ -26,9 +26,10 @@ def free_ports(count):
 
 
 class Cluster:
-    """The daemons, by node. `devices` of each; `config` is added to the configuration of every node."""
+    """The daemons, by node. `devices` of each; `config` is added to the configuration of every node; `nvme`: each has a
+    path of its own."""
 
-    def __init__(self, devices=(2, 2), addresses=None, config="", cluster_config="", prefixes=((), ())):
+    def __init__(self, devices=(2, 2), addresses=None, config="", cluster_config="", prefixes=((), ()), nvme=False):
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="zs-"))
         addresses = addresses or [f"127.0.0.1:{port}" for port in free_ports(len(devices))]
         self.addresses = addresses
@@ -38,7 +39,10 @@ class Cluster:
             directory.mkdir()
             text = f"cluster: {{node: {node}, addresses: {json.dumps(addresses)}{cluster_config}}}\n{config}"
             names = [f"cpu:{i}" for i in range(count)]
-            daemon = Daemon(directory, worker=trainers.WORKER, devices=names, config=text)
+            flags = ["--nvme-path", directory / "nvme"] if nvme else []
+            if nvme:
+                (directory / "nvme").mkdir()
+            daemon = Daemon(directory, *flags, worker=trainers.WORKER, devices=names, config=text)
             daemon.command = [*prefixes[node], *daemon.command]
             self.daemons.append(daemon)
         for daemon in self.daemons:
