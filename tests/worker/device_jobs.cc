@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <limits>
 #include <random>
 
@@ -15,6 +16,10 @@ using Values = std::vector<std::vector<float>>;
 // Several parameters share a grain, one is empty, one has many grains.
 const std::vector<uint64_t> kSizes = {5, 7, 0, 1, 256, 513, 20000, 100, 3};
 constexpr uint32_t kOverflow = 3;
+
+// A device for each worker, unless the environment says otherwise.
+[[maybe_unused]] const int kDevicesGiven =
+    ::setenv("ZEROSHARD_FAKE_CUDA", "devices=4,memory=1G", /*overwrite=*/0);
 
 const StateForm& FormOf(std::string_view name) {
   for (const StateForm& form : AllStateForms()) {

@@ -27,7 +27,12 @@ std::string MessageOf(const absl::Status& status) { return std::string(status.me
 // Every combination of the aio block on both backends: the same bytes.
 using Aio = std::tuple<IoBackend, bool, bool, bool, bool, uint64_t, uint32_t>;
 
-class NvmeTierAioTest : public ::testing::TestWithParam<Aio> {};
+class NvmeTierAioTest : public ::testing::TestWithParam<Aio> {
+ protected:
+  void SetUp() override {
+    if (!IsToBeHad(std::get<IoBackend>(GetParam()))) GTEST_SKIP() << "io_uring is denied here";
+  }
+};
 
 INSTANTIATE_TEST_SUITE_P(
     All, NvmeTierAioTest,
@@ -58,6 +63,9 @@ TEST_P(NvmeTierAioTest, StepsGiveTheSameBytes) {
 
 class NvmeTierTest : public ::testing::TestWithParam<IoBackend> {
  protected:
+  void SetUp() override {
+    if (!IsToBeHad(GetParam())) GTEST_SKIP() << "io_uring is denied here";
+  }
   static std::unique_ptr<TierJob> Started(TierJobShape shape = {}) {
     auto job = std::make_unique<TierJob>(shape);
     job->options().backend = GetParam();

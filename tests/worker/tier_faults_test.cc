@@ -63,7 +63,12 @@ class FaultyTier {
   TierJob job_;
 };
 
-class TierFaultsTest : public ::testing::TestWithParam<IoBackend> {};
+class TierFaultsTest : public ::testing::TestWithParam<IoBackend> {
+ protected:
+  void SetUp() override {
+    if (!IsToBeHad(GetParam())) GTEST_SKIP() << "io_uring is denied here";
+  }
+};
 
 INSTANTIATE_TEST_SUITE_P(All, TierFaultsTest,
                          ::testing::Values(IoBackend::kUring, IoBackend::kThreads));

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "device/cpu/thread_pool.h"
+#include "storage/io_backend.h"
 #include "storage/layout.h"
 #include "storage/nvme_plan.h"
 #include "storage/partition.h"
@@ -26,6 +27,9 @@
 #include "worker/nvme_tier.h"
 
 namespace zeroshard {
+
+// io_uring may be denied.
+inline bool IsToBeHad(IoBackend backend) { return MakeIoQueue(backend, {}).ok(); }
 
 struct TierJobShape {
   std::vector<uint64_t> elements = {1000, 5000, 300, 257};  // of each unit

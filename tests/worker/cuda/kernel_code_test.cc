@@ -2,7 +2,6 @@
 // approximate arithmetic. Looks at the compiler's report and at the PTX, which the build leaves.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -72,14 +71,11 @@ int Count(const std::string& text, const std::string& pattern) {
       std::distance(std::sregex_iterator(text.begin(), text.end(), regex), std::sregex_iterator()));
 }
 
-std::string PathOf(const char* variable) {
-  const char* path = std::getenv(variable);
-  EXPECT_NE(path, nullptr) << variable;
-  return path == nullptr ? "" : path;
-}
+constexpr const char* kReport = "worker/cuda/kernel_report.txt";
+constexpr const char* kPtx = "worker/cuda/kernels.ptx";
 
 TEST(KernelCodeTest, NothingSpillsOnAnyDevice) {
-  const std::map<std::string, Report> reports = ReadReports(PathOf("KERNEL_REPORT"));
+  const std::map<std::string, Report> reports = ReadReports(kReport);
   for (const char* name : gpu::KernelNames()) {
     for (const char* architecture : {"sm_80", "sm_90", "sm_100"}) {
       const std::string key = std::string(name) + " " + architecture;
@@ -96,7 +92,7 @@ TEST(KernelCodeTest, NothingSpillsOnAnyDevice) {
 }
 
 TEST(KernelCodeTest, NoLocalMemoryAndNoFusedArithmetic) {
-  for (const auto& [name, text] : ReadKernels(PathOf("KERNEL_PTX"))) {
+  for (const auto& [name, text] : ReadKernels(kPtx)) {
     EXPECT_EQ(Count(text, "\\.local|__local_depot"), 0) << name;
     EXPECT_EQ(Count(text, "\\bfma\\.|\\bmad\\.rn|\\.approx|\\.ftz|div\\.full"), 0) << name;
     EXPECT_EQ(Count(text, "\\b(ld|st)\\.(volatile\\.)?(v2\\.|v4\\.)?[bufs]\\d"), 0)
@@ -107,7 +103,7 @@ TEST(KernelCodeTest, NoLocalMemoryAndNoFusedArithmetic) {
 // Master before and after, each fp32 state before and after: as many of 16 bytes, and no fp32
 // array in smaller pieces.
 TEST(KernelCodeTest, UpdatesMove16BytesAnAccess) {
-  const std::map<std::string, std::string> kernels = ReadKernels(PathOf("KERNEL_PTX"));
+  const std::map<std::string, std::string> kernels = ReadKernels(kPtx);
   const std::map<std::string, int> states = {{"AdamW", 2},       {"Adam", 2},    {"Sgd", 0},
                                              {"SgdMomentum", 1}, {"Adagrad", 1}, {"Lion", 1}};
   for (const auto& [optimizer, count] : states) {
