@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <memory>
