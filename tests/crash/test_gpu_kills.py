@@ -1,4 +1,5 @@
-"""A rank on a GPU dies at each point of its data plane: the others go on in their processes, to the same bits.
+"""A rank on a GPU dies at each point of its data plane: the others go on in their processes, to the same bits. Workers
+die while ranks gather alone: nobody notices.
 
 The daemon, its workers and the trainers run on the fake driver and the fake NCCL.
 """
@@ -46,3 +47,18 @@ def test_a_rank_dies_there_and_the_others_go_on(daemon, point, hit):
         check(result, Run(2, trainers.SIZES, dtype="bf16", steps=OPTIONS["steps"]), point)
     finally:
         job.close()
+
+
+@pytest.mark.parametrize("point", ["worker.window.before_filled", "worker.window.before_punch"])
+def test_workers_die_while_ranks_gather_alone(point):
+    with gpu_jobs.Node(devices=2) as node:
+        # Nothing else fills a window in such a job.
+        daemon = node.daemon(2, faults=f"{point}=kill:3")
+        job = gpu_jobs.Job(node, daemon, "alone", 2, one_by_one=True, keep=True, **OPTIONS)
+        try:
+            result = job.start().result()
+            assert {report["generation"] for report in result.reports} == {1}
+            assert [worker["restarts"] for worker in job.view()["workers"]].count(0) < 2, f"nobody came to {point}"
+            check(result, Run(2, trainers.SIZES, dtype="bf16", steps=OPTIONS["steps"]), point)
+        finally:
+            job.close()

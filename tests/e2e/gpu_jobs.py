@@ -61,17 +61,17 @@ class Node:
             "ZEROSHARD_FAULTS": faults,
         }
 
-    def daemon(self, workers, config="", cuda="", first=0):
+    def daemon(self, workers, config="", cuda="", faults="", first=0):
         """A daemon whose jobs have so many workers, each on a GPU of its own; with faults that its workers have.
 
-        Its GPUs are those from `first` on.
+        Its GPUs are those from `first` on. Of `faults`, the first incarnation of each worker.
         """
         directory = self.directory / str(len(self.daemons))
         (directory / "drive").mkdir(parents=True)
         config = f"nvme_paths: [{directory / 'drive'}]\n" + config
         devices = [f"cuda:{i}" for i in range(first, first + workers)]
         daemon = Daemon(directory, worker=trainers.WORKER, devices=devices, config=config,
-                        process={"env": self.environment(cuda)})
+                        process={"env": self.environment(cuda, faults=faults)})
         self.daemons.append(daemon.start())
         return daemon
 
