@@ -13,7 +13,6 @@ constexpr std::string_view kStage = "zero_optimization.stage";
 constexpr std::string_view kParamDevice = "zero_optimization.offload_param.device";
 constexpr std::string_view kOptimizerDevice = "zero_optimization.offload_optimizer.device";
 constexpr std::string_view kOptimizerPath = "zero_optimization.offload_optimizer.nvme_path";
-constexpr std::string_view kMaster = "zeroshard.master";
 constexpr std::string_view kWindow = "zeroshard.window";
 constexpr std::string_view kTransport = "zeroshard.transport";
 constexpr std::string_view kMirror = "zeroshard.gpu_mirror_steps";
@@ -47,10 +46,6 @@ void CheckGpu(const Settings& settings, Findings& findings) {
            "\"cpu\" or \"none\". offload_optimizer takes the optimizer states to nvme",
            settings, findings);
   }
-  Refuse(kMaster, "none",
-         "on a GPU an update goes to another place than it comes from, so that it can be done "
-         "again, for which parameters need a master; write \"auto\"",
-         settings, findings);
   Refuse(kWindow, "in_place",
          "trainers on GPUs gather parameters into memory of their own; leave the window to "
          "\"auto\"",

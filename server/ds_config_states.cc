@@ -123,14 +123,6 @@ void CheckMaster(const Settings& settings, Findings& findings) {
                               "; write \"auto\", or enable bf16"));
     return;
   }
-  if (master == "none" && TierUseOf(settings).tiered) {
-    findings.Error(at,
-                   Concat(Spelling(kMaster, settings),
-                          ", and states that can be on nvme need a master: a step that fails "
-                          "halfway is done again from what the drive holds, and rounding the "
-                          "parameter again would change it; write \"auto\", or device cpu and no "
-                          "nvme_path"));
-  }
   if (master == "none" && settings.Int(kStage) == 0) {
     findings.Error(at, Concat(Spelling(kMaster, settings),
                               ", which needs stage 1, 2 or 3, and the stage is 0; write a stage, "
@@ -164,13 +156,17 @@ void CheckStates(const Settings& settings, Findings& findings) {
   }
 }
 
-// A job whose states can be on nvme holds the split master whole, with the same values.
+// A job whose states can be on nvme holds the split master whole, with the same values; and without
+// a master each parameter once more.
 void NoteWholeMaster(Settings& settings) {
   const Setting* setting = settings.Find(kMaster);
-  if (settings.Text(kMaster) != "split" || !TierUseOf(settings).tiered) return;
+  const std::string master = settings.Text(kMaster);
+  if ((master != "split" && master != "none") || !TierUseOf(settings).tiered) return;
   Setting noted = *setting;
   noted.note += Concat(noted.note.empty() ? "" : "; ",
-                       "held with all its 32 bits, because states can be on nvme");
+                       master == "split" ? "held with all its 32 bits"
+                                         : "parameters are held once more beside the states",
+                       ", because states can be on nvme");
   settings.Set(std::move(noted));
 }
 

@@ -223,13 +223,14 @@ absl::Status Ledger::AddWorker(uint32_t w) {
       absl::StrCat(g, "P", over));
   const bool split = config_.master_form() == model::v1::MASTER_FORM_SPLIT && config_.stage() > 0 &&
                      !config_.tiered();
+  const bool halves = split || config_.master_form() == model::v1::MASTER_FORM_NONE;
   auto master_bytes = [&](uint32_t u) -> uint64_t {
-    if (partition.unit(u).master == kAbsent) return 0;
-    return partition.unit(u).master_form == MasterForm::kSplit ? 2 : 4;
+    const UnitPlan& unit = partition.unit(u);
+    return unit.master == kAbsent ? 0 : MasterElementBytes(unit.master_form);
   };
   add(split ? "master, low halves" : "master",
       Measure(master_bytes, slice, {&homes.states, &on_gpu.states}),
-      absl::StrCat(split ? 2 : 4, "P", over));
+      absl::StrCat(halves ? 2 : 4, "P", over));
   const uint64_t state_bytes = StateElementBytes(partition.state_format());
   for (uint32_t slot = 0; slot < partition.state_slots(); ++slot) {
     add(config_.state_slots(static_cast<int>(slot)),

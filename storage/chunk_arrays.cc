@@ -18,7 +18,7 @@ std::vector<PartitionArray> ChunkArraysOf(const Layout& layout, const PartitionP
     if (at == kAbsent || elements == 0) return;
     arrays.push_back({{kind, element_bytes, elements * element_bytes}, at + first * element_bytes});
   };
-  const uint32_t master_bytes = unit.master_form == MasterForm::kSplit ? 2 : 4;
+  const auto master_bytes = static_cast<uint32_t>(MasterElementBytes(unit.master_form));
   add(ChunkArrayKind::kMaster, master_bytes, unit.master, skip, part.elements);
   const auto state_bytes = static_cast<uint32_t>(StateElementBytes(plan.state_format()));
   constexpr ChunkArrayKind kStates[] = {ChunkArrayKind::kState0, ChunkArrayKind::kState1};

@@ -47,26 +47,22 @@ absl::Status CheckMasterForm(const model::v1::EngineConfig& config) {
         "parameters without a master need stage 1, 2 or 3: at stage 0 every worker updates a whole "
         "replica");
   }
-  if (config.master_form() == model::v1::MASTER_FORM_NONE && config.tiered()) {
-    return absl::InvalidArgumentError(
-        "parameters without a master are updated in place, which states on the nvme tier cannot "
-        "be: an update must be repeatable");
-  }
   return absl::OkStatus();
 }
 
-// Whether masters are fp32 arrays beside the parameters whatever the configured form: where several
-// workers update replicas, and where an update must be repeatable from what was read.
+// Whether masters are arrays of their own beside the parameters, whole whatever the configured
+// form: where several workers update replicas, and where an update must be repeatable from what was
+// read.
 bool KeepsMastersBeside(const model::v1::EngineConfig& config) {
   return config.stage() == 0 || config.tiered();
 }
 
 // Of a unit with optimizer states. Only bf16 parameters have anything but an fp32 master.
 MasterForm MasterFormOf(const Unit& unit, const model::v1::EngineConfig& config) {
-  if (unit.dtype != DType::kBfloat16 || KeepsMastersBeside(config)) return MasterForm::kFloat32;
+  if (unit.dtype != DType::kBfloat16) return MasterForm::kFloat32;
   switch (config.master_form()) {
     case model::v1::MASTER_FORM_SPLIT:
-      return MasterForm::kSplit;
+      return KeepsMastersBeside(config) ? MasterForm::kFloat32 : MasterForm::kSplit;
     case model::v1::MASTER_FORM_NONE:
       return MasterForm::kNone;
     default:
@@ -197,12 +193,13 @@ void PartitionPlan::PlaceSections(const Layout& layout, const model::v1::EngineC
   }
   for (uint32_t u = 0; u < units_.size(); ++u) {
     UnitPlan& unit = units_[u];
-    if (!unit.has_optimizer || unit.master_form == MasterForm::kNone) continue;
-    // fp32 parameters are their own master.
-    if (layout.units()[u].dtype == DType::kFloat32 && !KeepsMastersBeside(config)) continue;
-    const uint64_t element_bytes =
-        unit.master_form == MasterForm::kSplit ? sizeof(uint16_t) : sizeof(float);
-    unit.master = PlaceState(offset, unit.slice.elements() * element_bytes, totals_.master);
+    if (!unit.has_optimizer) continue;
+    // fp32 parameters, and those without a master, are their own.
+    const bool own =
+        layout.units()[u].dtype == DType::kFloat32 || unit.master_form == MasterForm::kNone;
+    if (own && !KeepsMastersBeside(config)) continue;
+    unit.master = PlaceState(offset, unit.slice.elements() * MasterElementBytes(unit.master_form),
+                             totals_.master);
   }
   PlaceStates(offset);
   for (uint32_t u = 0; u < units_.size(); ++u) {

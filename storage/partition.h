@@ -55,7 +55,8 @@ struct UnitPlan {
   bool resident = true;  // the parameters at rest lie in the window, not in a partition
   uint64_t accumulator = kAbsent;
   MasterForm master_form = MasterForm::kFloat32;
-  // kFloat32: the fp32 master, absent where the fp32 parameter is its own; kSplit: the low halves.
+  // kFloat32: the fp32 master, absent where the fp32 parameter is its own; kSplit: the low halves;
+  // kNone: in tiered jobs the parameters once more.
   uint64_t master = kAbsent;
   // An fp32 master that holds only what a split one could (stage 0 and tiered jobs, beside split
   // masters).
@@ -142,6 +143,11 @@ class PartitionPlan {
 // Bytes of one element of a state array, without scales.
 constexpr uint64_t StateElementBytes(StateFormat format) {
   return format == StateFormat::kFloat32 ? 4 : format == StateFormat::kBfloat16 ? 2 : 1;
+}
+
+// Bytes of one element of an array of masters.
+constexpr uint64_t MasterElementBytes(MasterForm form) {
+  return form == MasterForm::kFloat32 ? 4 : 2;
 }
 
 // Whether ranks accumulate micro-steps on their own before the ranks are summed: stage 1 with

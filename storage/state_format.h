@@ -17,7 +17,9 @@ enum class StateFormat : uint8_t {
 enum class MasterForm : uint8_t {
   kFloat32 = 0,  // an fp32 copy beside a 16-bit parameter; an fp32 parameter is its own master
   kSplit = 1,    // bf16 only: the parameter is the high half, 16 low bits lie beside it
-  kNone = 2,     // bf16 only: the parameter itself, rounded stochastically
+  // bf16 only: the parameter itself, rounded stochastically. In tiered jobs a copy of it, from
+  // which an update can be done again.
+  kNone = 2,
 };
 
 }  // namespace zeroshard

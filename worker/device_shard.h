@@ -46,6 +46,7 @@ struct DeviceSquares {
 struct DeviceUpdate {
   uint32_t chunk = 0;
   MasterKind master = MasterKind::kFloat32;
+  uint64_t random_key = 0;                       // kStochastic: of its unit
   std::span<const UpdateSegment> segments = {};  // of its unit
   uint64_t first_block = 0;                      // 8-bit states: of the chunk's first element
   uint64_t blocks = 0;

@@ -111,6 +111,7 @@ void Shard::ClearPadding(uint32_t unit, const ElementRange& mastered,
   };
   const UpdateArrays& arrays = states_[unit].arrays;
   clear(arrays.param, DType::kFloat32, mastered);
+  if (arrays.master == MasterKind::kStochastic) clear(arrays.high, DType::kBfloat16, mastered);
   clear(arrays.low, DType::kBfloat16, mastered);
   clear(memory_->parameters_at_rest(unit), memory_->layout().units()[unit].dtype, copied);
 }
@@ -185,9 +186,9 @@ std::vector<UpdateSegment> SegmentsOf(const Layout& layout, uint32_t unit, Optim
   return segments;
 }
 
-// Whether the optimizer updates an fp32 array that is not the parameter.
+// Whether the optimizer updates an array of its own, and the parameter is made of it.
 bool HasMasterBeside(const UnitPlan& plan) {
-  return plan.master != kAbsent && plan.master_form == MasterForm::kFloat32;
+  return plan.master != kAbsent && plan.master_form != MasterForm::kSplit;
 }
 
 bool Touches(const std::vector<UpdateSegment>& segments, const ChunkPlan& chunk) {
@@ -334,6 +335,16 @@ std::vector<StateArray> Shard::StateArrays(uint32_t unit, Extent extent) const {
   AppendStateArrays(states_[unit], names, master,
                     extent == Extent::kShard ? plan.shard : plan.slice, arrays);
   return arrays;
+}
+
+void Shard::MasterOfParameters(uint32_t unit, GrainRange run) const {
+  const UnitPlan& plan = memory_->plan().unit(unit);
+  if (plan.master == kAbsent || plan.master_form != MasterForm::kNone) return;
+  const uint64_t begin = std::max(run.begin, plan.slice.begin) * kGrainElements;
+  const uint64_t end = std::min(run.end, plan.slice.end) * kGrainElements;
+  if (begin >= end) return;
+  PutMaster(states_[unit], DType::kBfloat16, begin, end,
+            memory_->parameters_at_rest(unit) + begin * sizeof(uint16_t));
 }
 
 void Shard::WriteArray(uint32_t unit, const StateArray& array, GrainRange grains,

@@ -171,6 +171,9 @@ class Shard {
   // Copies the part `grains` of one of them in (see WriteStateArray), on the host.
   void WriteArray(uint32_t unit, const StateArray& array, GrainRange grains,
                   std::span<const std::byte> in) const;
+  // After the parameters of an opened run were written as arrays: where there is no master, what
+  // stands for it beside them (tiered jobs).
+  void MasterOfParameters(uint32_t unit, GrainRange run) const;
   // Reads all that is in a tier, and makes the parameters on the host whose states are
   // there: each is its rounded master. For regions that are new; all units count as put afterwards.
   absl::Status RestoreParameters() const;
@@ -246,6 +249,9 @@ class Shard {
   // anew.
   absl::Status RebuildParameters(std::span<const uint32_t> images, const absl::Status& met) const;
   absl::Status ParametersFromMaster(uint32_t chunk) const;
+  UnitState StateOfImage(uint32_t chunk, std::byte* image) const;
+  // Writes the chunk's parameters at rest, on the host, each made of its master.
+  void MakeParameters(const UnitState& state, uint32_t chunk) const;
   void RestoreFromImage(uint32_t chunk, std::byte* image) const;
   void UpdateImage(const UnitUpdate& update, const TierItem& item,
                    const TierBuffers& buffers) const;

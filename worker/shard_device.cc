@@ -99,9 +99,7 @@ void Shard::CompleteParameters(const UnitUpdate& update, const UnitState& state,
                                  return segment.begin <= plan.begin && segment.end >= end;
                                });
   if (all && computed == plan.elements) return;
-  ConvertElements(state.arrays.param + plan.begin, DType::kFloat32,
-                  tiers_->device()->parcel(chunk).parameters,
-                  memory_->layout().units()[plan.unit].dtype, plan.elements);
+  ParametersOfMaster(state, plan.begin, plan.elements, tiers_->device()->parcel(chunk).parameters);
 }
 
 UpdatePass Shard::PassOfParcel(const UnitUpdate& update, const UpdateArrays& arrays,
@@ -124,6 +122,7 @@ DeviceUpdate Shard::UpdateOnDevice(const UnitUpdate& update, uint32_t chunk) con
   const ChunkPlan& plan = memory_->plan().chunks()[chunk];
   const UnitState& state = states_[plan.unit];
   DeviceUpdate on_device{.chunk = chunk, .master = state.arrays.master};
+  on_device.random_key = update.pass.random_key;
   on_device.segments = update.segments;
   if (state.arrays.state_format == StateFormat::kInt8) {
     const uint64_t grain = plan.begin / kGrainElements;

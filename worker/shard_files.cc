@@ -179,6 +179,7 @@ absl::StatusOr<uint64_t> RestoreUnit(Engine& engine, CheckpointReader& reader, u
     ZS_RETURN_IF_ERROR(shard.OpenRun(unit, run, old));
     ZS_ASSIGN_OR_RETURN(const uint64_t run_bytes,
                         RestoreRun(reader, shard, unit, layout_unit.dtype, run, parameters_only));
+    shard.MasterOfParameters(unit, run);
     ZS_RETURN_IF_ERROR(shard.SettleRun(unit, run));
     bytes += run_bytes;
   }

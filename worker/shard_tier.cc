@@ -93,9 +93,8 @@ void Shard::UpdateImage(const UnitUpdate& update, const TierItem& item,
   }
   if (item.write != kNoImage) {
     // Also those that no segment touches: each is its rounded master.
-    ConvertElements(state.arrays.param + chunk.begin, DType::kFloat32,
-                    buffers.write + tiers_->shape(item.write).offset(0),
-                    memory_->layout().units()[chunk.unit].dtype, chunk.elements);
+    ParametersOfMaster(state, chunk.begin, chunk.elements,
+                       buffers.write + tiers_->shape(item.write).offset(0));
   }
 }
 
@@ -150,30 +149,32 @@ absl::Status Shard::RebuildParameters(std::span<const uint32_t> images,
 }
 
 absl::Status Shard::ParametersFromMaster(uint32_t chunk) const {
-  const ChunkPlan& plan = memory_->plan().chunks()[chunk];
-  const DType dtype = memory_->layout().units()[plan.unit].dtype;
-  const auto convert = [&](const UnitState& state) {
-    ConvertElements(state.arrays.param + plan.begin, DType::kFloat32,
-                    memory_->parameters_at_rest(plan.unit) + plan.begin * SizeOf(dtype), dtype,
-                    plan.elements);
-    StreamFence();
+  if (!tiers_->Holds(chunk)) {
+    MakeParameters(states_[memory_->plan().chunks()[chunk].unit], chunk);
     return absl::OkStatus();
-  };
-  if (!tiers_->Holds(chunk)) return convert(states_[plan.unit]);
-  return tiers_->Read({&chunk, 1}, [&](uint32_t, std::byte* bytes) {
-    return convert(StateInImage(states_[plan.unit], plan, tiers_->shape(chunk), bytes));
+  }
+  return tiers_->Read({&chunk, 1}, [&](uint32_t, std::byte* image) {
+    MakeParameters(StateOfImage(chunk, image), chunk);
+    return absl::OkStatus();
   });
+}
+
+UnitState Shard::StateOfImage(uint32_t chunk, std::byte* image) const {
+  const ChunkPlan& plan = memory_->plan().chunks()[chunk];
+  return StateInImage(states_[plan.unit], plan, tiers_->shape(chunk), image);
+}
+
+void Shard::MakeParameters(const UnitState& state, uint32_t chunk) const {
+  const ChunkPlan& plan = memory_->plan().chunks()[chunk];
+  const uint64_t bytes = SizeOf(memory_->layout().units()[plan.unit].dtype);
+  ParametersOfMaster(state, plan.begin, plan.elements,
+                     memory_->parameters_at_rest(plan.unit) + plan.begin * bytes);
+  StreamFence();
 }
 
 void Shard::RestoreFromImage(uint32_t chunk, std::byte* image) const {
   if (tiers_->images()[chunk].parameters || ParameterImageHeld(chunk) != kNoImage) return;
-  const ChunkPlan& plan = memory_->plan().chunks()[chunk];
-  const UnitState state = StateInImage(states_[plan.unit], plan, tiers_->shape(chunk), image);
-  const DType dtype = memory_->layout().units()[plan.unit].dtype;
-  ConvertElements(state.arrays.param + plan.begin, DType::kFloat32,
-                  memory_->parameters_at_rest(plan.unit) + plan.begin * SizeOf(dtype), dtype,
-                  plan.elements);
-  StreamFence();
+  MakeParameters(StateOfImage(chunk, image), chunk);
 }
 
 std::vector<uint32_t> Shard::ParameterImages(uint32_t unit) const {

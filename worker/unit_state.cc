@@ -37,7 +37,8 @@ void SetMaster(const JobMemory& memory, uint32_t unit, UpdateArrays& arrays) {
       return;
     case MasterForm::kNone:
       arrays.master = MasterKind::kStochastic;
-      arrays.high = reinterpret_cast<uint16_t*>(at_rest);
+      arrays.high = own == nullptr ? reinterpret_cast<uint16_t*>(at_rest)
+                                   : reinterpret_cast<uint16_t*>(own) - first;
       return;
   }
 }
@@ -114,7 +115,11 @@ UnitState StateInImage(const UnitState& state, const ChunkPlan& chunk, const Chu
     std::byte* const data = image + shape.offset(i);
     switch (shape.arrays()[i].kind) {
       case ChunkArrayKind::kMaster:
-        arrays.param = reinterpret_cast<float*>(data) - chunk.begin;
+        if (HasFloatMaster(arrays)) {
+          arrays.param = reinterpret_cast<float*>(data) - chunk.begin;
+        } else {
+          arrays.high = reinterpret_cast<uint16_t*>(data) - chunk.begin;
+        }
         break;
       case ChunkArrayKind::kState0:
         arrays.state[0] = data - state_skip;
@@ -169,11 +174,23 @@ void PutMaster(const UnitState& state, DType dtype, uint64_t begin, uint64_t end
   const UpdateArrays& arrays = state.arrays;
   if (arrays.master == MasterKind::kSplit) {
     PutHalves(arrays, begin, end, values);
+  } else if (arrays.master == MasterKind::kStochastic) {
+    std::memcpy(arrays.high + begin, values, (end - begin) * sizeof(uint16_t));
   } else if (HasFloatMaster(arrays) && dtype == DType::kFloat32) {
     ConvertElements(values, dtype, arrays.param + begin, DType::kFloat32, end - begin);
   } else if (HasFloatMaster(arrays)) {
     PutRoundedMaster(arrays.param, dtype, begin, end, values);
   }
+}
+
+void ParametersOfMaster(const UnitState& state, uint64_t begin, uint64_t elements,
+                        std::byte* parameters) {
+  const UpdateArrays& arrays = state.arrays;
+  if (arrays.master == MasterKind::kStochastic) {
+    std::memcpy(parameters, arrays.high + begin, elements * sizeof(uint16_t));
+    return;
+  }
+  ConvertElements(arrays.param + begin, DType::kFloat32, parameters, arrays.out_dtype, elements);
 }
 
 void AppendStateArrays(const UnitState& state, std::span<const std::string> names, bool master,

@@ -50,6 +50,11 @@ UndoChunk UndoOfUpdate(const UnitState& state, const ChunkPlan& chunk);
 void PutMaster(const UnitState& state, DType dtype, uint64_t begin, uint64_t end,
                const std::byte* values);
 
+// Of a master that lies beside its parameters, or in an image: the parameters of elements [begin,
+// begin + elements), each of them the rounded master.
+void ParametersOfMaster(const UnitState& state, uint64_t begin, uint64_t elements,
+                        std::byte* parameters);
+
 // A state array as a checkpoint has it; made from what lies in memory where the two differ.
 struct StateArray {
   enum class Source : uint8_t {

@@ -39,10 +39,11 @@ StateName StateNameOf(model::v1::StateFormat format) {
   }
 }
 
-// Stage 0, and a job whose states can be on the NVMe tier, hold the split master as one of 32 bits,
-// with the same values.
+// Stage 0, and a job whose states can be on the NVMe tier or on GPUs, hold the split master as one
+// of 32 bits, with the same values; and where there is no master, a tiered one a copy of the
+// parameter.
 uint32_t MasterBytes(model::v1::MasterForm form, const EngineConfig& config) {
-  if (form == model::v1::MASTER_FORM_NONE) return 0;
+  if (form == model::v1::MASTER_FORM_NONE) return config.tiered() ? 2 : 0;
   const bool whole = config.stage() == 0 || config.tiered();
   return form == model::v1::MASTER_FORM_SPLIT && !whole ? 2 : 4;
 }
@@ -75,7 +76,7 @@ StateForms StateFormsOf(const EngineConfig& config) {
       forms.master = config.tiered() ? "fp32" : "split";
       break;
     case model::v1::MASTER_FORM_NONE:
-      forms.master = "none";
+      forms.master = config.tiered() ? "bf16" : "none";
       break;
     default:
       forms.master = "fp32";

@@ -64,6 +64,10 @@ TEST(StateFormsTest, AJobThatCanBeOnNvmeHasAMasterOf32Bits) {
   EXPECT_EQ(forms.master, "fp32");
   EXPECT_EQ(forms.with_fp32, 12u);
   EXPECT_FALSE(forms.with_split.has_value()) << "it cannot have it";
+  config.set_master_form(model::v1::MASTER_FORM_NONE);
+  forms = StateFormsOf(config);
+  EXPECT_EQ(forms.optimizer_bytes, 10u) << "the parameter once more";
+  EXPECT_EQ(forms.master, "bf16");
   config.set_compute_dtype(model::v1::DTYPE_FLOAT32);
   forms = StateFormsOf(config);
   EXPECT_EQ(forms.optimizer_bytes, 12u) << "a master beside the parameter";

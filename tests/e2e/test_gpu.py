@@ -17,7 +17,7 @@ import gpu_jobs
 import pytest
 import trainers
 from deterministic_reference import Run
-from test_bit_identity import check, covering_rows
+from test_bit_identity import check, covering_rows, without_padding
 
 pytestmark = pytest.mark.skipif(gpu_jobs.missing() is not None, reason=f"{gpu_jobs.missing()} is not built")
 
@@ -99,15 +99,32 @@ def test_every_pair_of_choices_gives_the_bytes_of_the_reference(daemons, job, ro
     check(result, Run(row["ranks"], trainers.SIZES, dtype=row["dtype"], steps=STEPS, **options), str(row))
 
 
-def test_stage_1_adds_micro_steps_first_as_on_the_host(daemons, job):
+@pytest.fixture(scope="module")
+def hosts():
+    daemons = trainers.Daemons()
+    yield daemons
+    daemons.close()
+
+
+@pytest.mark.parametrize("tier, states", [("half", "bf16"), ("nvme-host", "fp32")])
+def test_without_a_master_the_bytes_are_those_of_the_host(daemons, job, hosts, tier, states):
+    """Rounded by the same random bits, wherever states and parameters rest."""
+    options = {"steps": STEPS, "stage": 3, "dtype": "bf16", "absent": True}
+    own = {"zeroshard": {"master": "none", "rounding_seed": 5, "optimizer_states": states}}
+    daemon = daemons(2)
+    found = job(daemon, 2, config=config_of(daemon, tier, own), **options).start().result()
+    wanted = hosts.train(2, 2, config=own, **options)
+    texts = [{key: array.tobytes() for key, (_, array) in without_padding(result.states()).items()}
+             for result in (found, wanted)]
+    assert texts[0] == texts[1]
+    assert [p.tobytes() for p in found.parameters] == [p.tobytes() for p in wanted.parameters]
+
+
+def test_stage_1_adds_micro_steps_first_as_on_the_host(daemons, job, hosts):
     """Unless told otherwise; the same bytes as the job on the host."""
     options = {"steps": STEPS, "stage": 1, "micro_steps": 3, "dtype": "bf16", "absent": True, "weighted": True}
     found = job(daemons(3), 3, **options).start().result()
-    hosts = trainers.Daemons()
-    try:
-        wanted = hosts.train(2, 3, **options)
-    finally:
-        hosts.close()
+    wanted = hosts.train(2, 3, **options)
     assert [p.tobytes() for p in found.parameters] == [p.tobytes() for p in wanted.parameters]
     assert {r["norm"] for r in found.reports} == {r["norm"] for r in wanted.reports}
 

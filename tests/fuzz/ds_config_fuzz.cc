@@ -32,7 +32,6 @@ void CheckTaken(const DsConfig& config) {
   Require(config.aio.block_size > 0 && config.aio.block_size % 4096 == 0);
   Require(!config.tiers.optimizer || config.zero.stage > 0);
   Require(!config.tiers.parameters || config.zero.stage == 3);
-  Require(!config.tiers.tiered || config.master_form != MasterForm::kNone);
   Require(config.zeroshard.durability != DurabilityChoice::kPower || config.tiers.optimizer);
   Require(ParseHjson(ExplainJson(config)).ok());
   Require(ExplainLines(config).size() >= config.resolved.size());

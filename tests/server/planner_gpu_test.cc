@@ -183,6 +183,12 @@ TEST(PlannerGpu, EightBitStatesCountTheirScalesWhereTheyRest) {
   EXPECT_EQ(lines["worker 0 scales gpu"], kHalf / 256 * 2 * 4);
 }
 
+TEST(PlannerGpu, WithoutAMasterParametersAreThereOnceMore) {
+  auto lines = Lines(Plan(R"("stage": 3)", R"("zeroshard": {"master": "none"}, )"));
+  EXPECT_EQ(lines["worker 0 master gpu"], kHalf * 2);
+  EXPECT_EQ(lines["worker 0 parameters gpu"], kHalf * 2);
+}
+
 TEST(PlannerGpu, StagesOneAndTwoKeepAllParametersInEveryTrainer) {
   const JobPlan plan = Plan(R"("stage": 1)", R"("gradient_accumulation_steps": 2, )");
   const TrainerGpuBytes own = TrainerGpuBytesOf(plan.layout.front(), plan.config);
@@ -291,8 +297,6 @@ INSTANTIATE_TEST_SUITE_P(
     All, PlannerGpuRefuses,
     ::testing::Values(Refusal{R"("stage": 3, "offload_param": {"device": "nvme"})", "",
                               "offload_param.device", "in host memory or in GPU memory"},
-                      Refusal{R"("stage": 3)", R"("zeroshard": {"master": "none"}, )",
-                              "zeroshard.master", "need a master"},
                       Refusal{R"("stage": 3)", R"("zeroshard": {"window": "in_place"}, )",
                               "zeroshard.window", "memory of their own"},
                       Refusal{R"("stage": 3)", R"("zeroshard": {"transport": "gloo"}, )",

@@ -60,6 +60,7 @@ void ExpectExactCoverInAllForms(const Layout& layout, uint32_t stage, uint32_t s
       v1::EngineConfig config = Config(stage, slots);
       config.set_state_format(states);
       config.set_master_form(master);
+      config.set_tiered(stage > 1);
       for (uint32_t worker = 0; worker < layout.workers(); ++worker) {
         auto plan = PartitionPlan::Create(layout, config, worker, 1);
         ASSERT_TRUE(plan.ok()) << plan.status();

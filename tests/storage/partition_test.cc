@@ -80,6 +80,10 @@ TEST(PartitionPlanTest, EveryFormOfMasterAndStatesTakesItsBytes) {
     EXPECT_EQ(plan->totals().master, form.master_bytes * share);
     const uint64_t scales = form.states == STATE_FORMAT_INT8 ? 2 * share / 256 * 4 : 0;
     EXPECT_EQ(plan->totals().state[0] + plan->totals().state[1], form.state_bytes * share + scales);
+    config.set_tiered(true);
+    const auto tiered = PartitionPlan::Create(layout, config, 1, 1);
+    ASSERT_TRUE(tiered.ok());
+    EXPECT_EQ(tiered->totals().master, (form.master == MASTER_FORM_NONE ? 2 : 4) * share);
   }
 }
 

@@ -127,6 +127,11 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(DeviceCase{.form = "adam_int8_split", .stage = 2, .ranks = 1},
                       DeviceCase{.stage = 2, .ranks = 1},
                       DeviceCase{.stage = 3, .tier = model::v1::TIER_HOST, .ratio = 0.5},
+                      DeviceCase{.form = "adamw_bf16_states",
+                                 .ranks = 1,
+                                 .tier = model::v1::TIER_HOST,
+                                 .ratio = 0.5,
+                                 .without_master = true},
                       DeviceCase{
                           .stage = 2, .ranks = 1, .tier = model::v1::TIER_NVME, .ratio = 0.8}),
     [](const auto& info) { return absl::StrCat("case", info.index); });

@@ -65,6 +65,21 @@ TEST(DeviceJobTest, ParametersOnTheHost) {
                           .host_parameters = true});
 }
 
+TEST(DeviceJobTest, ParametersWithoutAMasterInEveryTier) {
+  for (const bool host_parameters : {false, true}) {
+    for (const double ratio : {0.4, 1.0}) {
+      ExpectTheBitsOfTheHost({.stage = 3,
+                              .ranks = 3,
+                              .micro_steps = 2,
+                              .tier = TIER_NVME,
+                              .ratio = ratio,
+                              .accumulator = model::v1::DTYPE_BFLOAT16,
+                              .host_parameters = host_parameters,
+                              .without_master = true});
+    }
+  }
+}
+
 TEST(DeviceJobTest, OtherTypes) {
   ExpectTheBitsOfTheHost({.form = "adagrad", .dtype = model::v1::DTYPE_FLOAT32});
   ExpectTheBitsOfTheHost(
@@ -77,6 +92,12 @@ class DeviceJobFormTest : public ::testing::TestWithParam<const char*> {};
 TEST_P(DeviceJobFormTest, EndsWithTheBitsOfTheHost) {
   ExpectTheBitsOfTheHost({.form = GetParam(), .stage = 3});
   ExpectTheBitsOfTheHost({.form = GetParam(), .stage = 1, .tier = TIER_HOST, .ratio = 0.5});
+}
+
+TEST_P(DeviceJobFormTest, AlsoWithoutAMaster) {
+  ExpectTheBitsOfTheHost({.form = GetParam(), .stage = 3, .without_master = true});
+  ExpectTheBitsOfTheHost(
+      {.form = GetParam(), .stage = 1, .tier = TIER_HOST, .ratio = 0.5, .without_master = true});
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, DeviceJobFormTest,
@@ -115,15 +136,16 @@ TEST(DeviceJobTest, StatesMoveBetweenAllTiers) {
 
 // A parameter without a gradient keeps the value that it got elsewhere.
 TEST(DeviceJobTest, StatesMoveBetweenAnyTwoSteps) {
-  for (const char* form : {"adamw_split", "adam_int8_split"}) {
-    const DeviceCase c{.form = form, .ranks = 1};
+  for (const DeviceCase& c :
+       {DeviceCase{.ranks = 1}, DeviceCase{.ranks = 1, .without_master = true},
+        DeviceCase{.form = "adam_int8_split", .ranks = 1}}) {
     DeviceJob job(c, Where::kDevice);
     for (uint32_t step = 0; step < kSteps; ++step) {
       job.Move(step % 2 == 0 ? TIER_HOST : TIER_GPU);
       job.job().RunMoves();
       job.Train(step, step + 1);
     }
-    EXPECT_TRUE(job.State() == TrainedOnHost(c, kSteps)) << form;
+    EXPECT_TRUE(job.State() == TrainedOnHost(c, kSteps)) << Describe(c);
   }
 }
 
@@ -151,9 +173,12 @@ TEST(DeviceJobTest, WorkersAreReplacedBetweenAnyTwoRequests) {
   EXPECT_TRUE(job.State() == TrainedOnHost(c, kSteps));
 }
 
-TEST(DeviceJobTest, CheckpointsGoFromAndToDevices) {
+class DeviceJobCheckpointTest : public ::testing::TestWithParam<bool> {};
+
+TEST_P(DeviceJobCheckpointTest, GoesFromAndToDevices) {
   const TempDir checkpoints;
-  const DeviceCase c{.stage = 3, .ranks = 2, .tier = TIER_HOST, .ratio = 0.5};
+  const DeviceCase c{
+      .stage = 3, .ranks = 2, .tier = TIER_HOST, .ratio = 0.5, .without_master = GetParam()};
   DeviceJob whole(c, Where::kHost);
   DeviceJob device(c, Where::kDevice);
   DeviceJob host(c, Where::kHost);
@@ -164,7 +189,7 @@ TEST(DeviceJobTest, CheckpointsGoFromAndToDevices) {
   EXPECT_TRUE(host.job().StateBytes() == device.job().StateBytes());
   host.Train(2, 3);
   SaveState(host.job(), 1, checkpoints, "host");
-  DeviceJob next({.stage = 2, .ranks = 2}, Where::kDevice);
+  DeviceJob next({.stage = 2, .ranks = 2, .without_master = GetParam()}, Where::kDevice);
   next.Train(0, 1);  // what the checkpoint overwrites
   const uint64_t held = next.OnDevices();
   ASSERT_EQ(RestoreState(next.job(), 2, checkpoints, "host"), "");
@@ -172,6 +197,30 @@ TEST(DeviceJobTest, CheckpointsGoFromAndToDevices) {
   EXPECT_TRUE(next.job().StateBytes() == host.job().StateBytes());
   next.Train(3, kSteps);
   EXPECT_TRUE(next.State() == whole.State());
+}
+
+INSTANTIATE_TEST_SUITE_P(Masters, DeviceJobCheckpointTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "None" : "Split"; });
+
+// Parameters of a job with masters become the copies of one without.
+TEST(DeviceJobTest, ParametersOfAnotherFormAreRestored) {
+  const TempDir checkpoints;
+  const DeviceCase split{.ranks = 2};
+  const DeviceCase none{.ranks = 2, .without_master = true};
+  DeviceJob first(split, Where::kDevice);
+  first.Train(0, 2);
+  SaveState(first.job(), 2, checkpoints, "split");
+  std::string states[2];
+  for (const bool on_device : {false, true}) {
+    DeviceJob job(none, on_device ? Where::kDevice : Where::kHost);
+    job.Train(0, 1);
+    ASSERT_EQ(RestoreState(job.job(), on_device ? 2 : 1, checkpoints, "split"), "");
+    job.Train(2, 3);
+    ASSERT_EQ(RestoreState(job.job(), on_device ? 2 : 1, checkpoints, "split", true), "");
+    job.Train(3, kSteps);
+    states[on_device] = job.State();
+  }
+  EXPECT_TRUE(states[0] == states[1]);
 }
 
 // Chunks of full size, and squares of several halves.
@@ -213,26 +262,31 @@ TEST(DeviceJobTest, LargeUnits) {
 }
 
 TEST(DeviceJobTest, ParametersArePutAgain) {
-  const DeviceCase c{.ranks = 2};
-  DeviceJob host(c, Where::kHost);
-  DeviceJob device(c, Where::kDevice);
-  for (DeviceJob* job : {&host, &device}) {
-    job->Train(0, 2);
-    job->Put(/*seed=*/5);
-    job->Train(2, 3);
+  for (const bool without_master : {false, true}) {
+    const DeviceCase c{.ranks = 2, .without_master = without_master};
+    DeviceJob host(c, Where::kHost);
+    DeviceJob device(c, Where::kDevice);
+    for (DeviceJob* job : {&host, &device}) {
+      job->Train(0, 2);
+      job->Put(/*seed=*/5);
+      job->Train(2, 3);
+    }
+    EXPECT_TRUE(device.State() == host.State()) << Describe(c);
   }
-  EXPECT_TRUE(device.State() == host.State());
 }
 
 // The devices' memory is gone: parameters are made of their masters on the drives.
 TEST(DeviceJobTest, GoesOnFromItsDrives) {
-  const DeviceCase c{.ranks = 2, .tier = TIER_NVME, .ratio = 1, .power = true};
-  DeviceJob first(c, Where::kDevice);
-  first.Train(0, 2);
-  first.End();
-  DeviceJob next(first);
-  next.Train(2, kSteps);
-  EXPECT_TRUE(next.State() == TrainedOnHost(c, kSteps));
+  for (const bool without_master : {false, true}) {
+    const DeviceCase c{
+        .ranks = 2, .tier = TIER_NVME, .ratio = 1, .power = true, .without_master = without_master};
+    DeviceJob first(c, Where::kDevice);
+    first.Train(0, 2);
+    first.End();
+    DeviceJob next(first);
+    next.Train(2, kSteps);
+    EXPECT_TRUE(next.State() == TrainedOnHost(c, kSteps)) << Describe(c);
+  }
 }
 
 // Of states on the device the host has no pages.

@@ -57,8 +57,9 @@ Values GradientsOf(uint32_t step, uint32_t micro, uint32_t rank) {
 }  // namespace
 
 std::string Describe(const DeviceCase& c) {
-  return absl::StrCat(c.form, " stage ", c.stage, " ranks ", c.ranks, " micro-steps ",
-                      c.micro_steps, " tier ", model::v1::Tier_Name(c.tier), " ratio ", c.ratio,
+  return absl::StrCat(c.form, c.without_master ? " without master" : "", " stage ", c.stage,
+                      " ranks ", c.ranks, " micro-steps ", c.micro_steps, " tier ",
+                      model::v1::Tier_Name(c.tier), " ratio ", c.ratio,
                       c.host_parameters ? " parameters on the host" : "", " dtype ",
                       model::v1::DType_Name(c.dtype), " lanes ", c.lanes);
 }
@@ -91,7 +92,8 @@ LocalJobOptions DeviceJob::Options(Where where) {
   config.set_optimizer(form.optimizer);
   config.clear_state_slots();
   for (const char* slot : form.slots) config.add_state_slots(slot);
-  config.set_master_form(form.master);
+  config.set_master_form(c.without_master ? model::v1::MASTER_FORM_NONE : form.master);
+  config.set_rounding_seed(7);
   config.set_state_format(form.states);
   config.set_accumulator_dtype(c.accumulator);
   config.set_accumulation_steps(c.micro_steps);

@@ -29,6 +29,7 @@ struct DeviceCase {
   bool power = false;  // durability, of states on the NVMe tier
   uint32_t mirror_steps = 0;
   bool host_parameters = false;
+  bool without_master = false;  // whatever the form
 };
 std::string Describe(const DeviceCase& c);
 void PrintTo(const DeviceCase& c, std::ostream* out);

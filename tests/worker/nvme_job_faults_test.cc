@@ -283,5 +283,17 @@ TEST(NvmeJobFaultsTest, DamagedParametersAreMadeAnewOfTheirMasters) {
   EXPECT_TRUE(job->StateBytes() == Expected());
 }
 
+// Those without one are on the tier twice.
+TEST(NvmeJobFaultsTest, DamagedParametersWithoutAMasterAreCopiedAnew) {
+  StateForm form = Form();
+  form.master = model::v1::MASTER_FORM_NONE;
+  const DiskDir directory("/dev/shm");
+  const auto job = StartStateJob(StateOptions(form, Variant(directory, /*parameters=*/true)));
+  TrainSteps(*job, 0, 2);
+  ASSERT_GT(DamageParameters(*job, kFaultyWorker, directory.path(), ~size_t{0}), 1u);
+  EXPECT_TRUE(job->StateBytes() == TrainedStates(form, {}, 2));
+  EXPECT_GT(job->engine(kFaultyWorker).Stats().nvme_damaged_images(), 0u);
+}
+
 }  // namespace
 }  // namespace zeroshard

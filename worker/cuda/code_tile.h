@@ -117,7 +117,7 @@ ZS_KERNEL_FN void UpdateTile(const UpdateParams& params, const UpdateChunk& chun
     KeepVector<0>(tile, thread, vector.run, state[0]);
     if constexpr (Functor::kStates > 1) KeepVector<1>(tile, thread, vector.run, state[1]);
   }
-  StoreMaster(params, chunk, vector.element, vector.run, master);
+  StoreAnyMaster(params, chunk, vector.element, vector.run, master);
 }
 
 // Phase 2.

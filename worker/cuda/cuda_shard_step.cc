@@ -173,6 +173,7 @@ absl::StatusOr<UpdateLaunch> CudaShard::LaunchOf(const DeviceUpdate& update, uin
   launch.grad = GradientAddress(image.unit, image.begin);
   launch.grad_dtype = grad_dtype;
   launch.master_kind = update.master;
+  launch.random_key = update.random_key;
   launch.state_format = step_.state_format;
   launch.first_block = update.first_block;
   launch.blocks = update.blocks;

@@ -37,7 +37,7 @@ struct UpdateLaunch {
   uint64_t elements = 0;
   DeviceAddress grad = 0;
   DType grad_dtype = DType::kFloat32;
-  // kFloat32, kFloat32Canonical: fp32. kStochastic: the bf16 parameter itself, and no `parameter`.
+  // kFloat32, kFloat32Canonical: fp32. kStochastic: bf16, and so is `parameter`, a copy of it.
   MasterKind master_kind = MasterKind::kFloat32;
   DeviceArrayPair master = {};
   StateFormat state_format = StateFormat::kFloat32;

@@ -86,6 +86,9 @@ struct alignas(8) Words2 {
 // Elements that a thread handles at a time: 16 bytes of fp32.
 inline constexpr uint32_t kVector = 4;
 
+// The same of kernels whose arrays are of 16-bit elements.
+inline constexpr uint32_t kOctet = 8;
+
 // Four elements in fp32.
 struct Floats {
   float at[kVector];

@@ -1,6 +1,7 @@
 // All kernels. nvcc makes one fatbin of this file for CudaKernels; the fake GPU of the tests
 // compiles it as host code. A kernel is found by its name, which is unmangled.
 #include "worker/cuda/code_tile.h"
+#include "worker/cuda/half_update_kernel.h"
 #include "worker/cuda/kernel_launch.h"
 #include "worker/cuda/kernel_params.h"
 #include "worker/cuda/squares_tile.h"
@@ -27,14 +28,20 @@ ZS_KERNEL_FN void UpdateCodes(const UpdateParams& params) {
   }
 }
 
-#define ZS_UPDATE_KERNELS(kind, Functor)                                         \
-  ZS_KERNEL(zs_update_##Functor##_fp32, UpdateParams) {                          \
-    ZS_THREADS(thread) { UpdateElements<Functor, WholeStates>(params, thread); } \
-  }                                                                              \
-  ZS_KERNEL(zs_update_##Functor##_bf16, UpdateParams) {                          \
-    ZS_THREADS(thread) { UpdateElements<Functor, HalfStates>(params, thread); }  \
-  }                                                                              \
-  ZS_KERNEL(zs_update_##Functor##_int8, UpdateParams) { UpdateCodes<Functor>(params); }
+#define ZS_UPDATE_KERNELS(kind, Functor)                                                \
+  ZS_KERNEL(zs_update_##Functor##_fp32, UpdateParams) {                                 \
+    ZS_THREADS(thread) { UpdateElements<Functor, WholeStates>(params, thread); }        \
+  }                                                                                     \
+  ZS_KERNEL(zs_update_##Functor##_bf16, UpdateParams) {                                 \
+    ZS_THREADS(thread) { UpdateElements<Functor, HalfStates>(params, thread); }         \
+  }                                                                                     \
+  ZS_KERNEL(zs_update_##Functor##_int8, UpdateParams) { UpdateCodes<Functor>(params); } \
+  ZS_WIDE_KERNEL(zs_update_##Functor##_none_fp32, UpdateParams) {                       \
+    ZS_THREADS(thread) { UpdateHalves<Functor, WholeStates>(params, thread); }          \
+  }                                                                                     \
+  ZS_WIDE_KERNEL(zs_update_##Functor##_none_bf16, UpdateParams) {                       \
+    ZS_THREADS(thread) { UpdateHalves<Functor, HalfStates>(params, thread); }           \
+  }
 
 ZS_FOR_EACH_OPTIMIZER(ZS_UPDATE_KERNELS)
 

@@ -16,9 +16,6 @@ namespace {
 constexpr uint64_t kRangeAlignment = 16;
 constexpr uint64_t kAddressAlignment = 16;
 constexpr uint64_t kMaxUpdateElements = uint64_t{1} << 31;
-// Of a thread in kernels for 16-bit inputs.
-constexpr uint64_t kHalvesOfThread = 2 * kVector;
-
 static_assert(static_cast<uint32_t>(DType::kFloat32) == kTypeFloat32 &&
               static_cast<uint32_t>(DType::kBfloat16) == kTypeBfloat16 &&
               static_cast<uint32_t>(DType::kFloat16) == kTypeFloat16);
@@ -26,8 +23,9 @@ static_assert(kMaxSumInputs == kMaxInputs && kDevicePresenceWords == kPresenceWo
 static_assert(sizeof(DeviceParameter) == sizeof(Place) && kStateGrain == kStateBlock);
 
 constexpr const char* kNames[] = {
-#define ZS_UPDATE_NAMES(kind, functor) \
-  "zs_update_" #functor "_fp32", "zs_update_" #functor "_bf16", "zs_update_" #functor "_int8",
+#define ZS_UPDATE_NAMES(kind, functor)                                                         \
+  "zs_update_" #functor "_fp32", "zs_update_" #functor "_bf16", "zs_update_" #functor "_int8", \
+      "zs_update_" #functor "_none_fp32", "zs_update_" #functor "_none_bf16",
     ZS_FOR_EACH_OPTIMIZER(ZS_UPDATE_NAMES)
 #undef ZS_UPDATE_NAMES
         "zs_sum_any",
@@ -75,6 +73,16 @@ absl::Status CheckRange(uint64_t first, uint64_t elements, uint64_t multiple) {
 
 uint64_t BlocksFor(uint64_t threads) { return (threads + kBlockThreads - 1) / kBlockThreads; }
 
+bool IsStochastic(const UpdateLaunch& launch) {
+  return launch.master_kind == MasterKind::kStochastic;
+}
+
+// Whether the kernel is one of those for parameters without a master.
+bool HandlesOctets(const UpdateLaunch& launch) {
+  const bool states = kOptimizers[static_cast<size_t>(launch.kind)].states > 0;
+  return IsStochastic(launch) && !(states && launch.state_format == StateFormat::kInt8);
+}
+
 absl::Status CheckUpdate(const UpdateLaunch& launch, const Optimizer& optimizer) {
   const bool int8 = launch.state_format == StateFormat::kInt8;
   ZS_RETURN_IF_ERROR(
@@ -89,6 +97,9 @@ absl::Status CheckUpdate(const UpdateLaunch& launch, const Optimizer& optimizer)
   ZS_RETURN_IF_ERROR(CheckAddress("gradient", launch.grad));
   ZS_RETURN_IF_ERROR(CheckPair("master", launch.master));
   if (launch.parameter != 0) ZS_RETURN_IF_ERROR(CheckAddress("parameter", launch.parameter));
+  if (IsStochastic(launch) && launch.parameter != 0 && launch.parameter_dtype != DType::kBfloat16) {
+    return absl::InvalidArgumentError("parameters without a master that are not bf16");
+  }
   if (int8 && optimizer.states > 0 && !optimizer.eight_bit) {
     return absl::InvalidArgumentError("an optimizer without 8-bit states");
   }
@@ -99,6 +110,15 @@ absl::Status CheckUpdate(const UpdateLaunch& launch, const Optimizer& optimizer)
     ZS_RETURN_IF_ERROR(CheckAddress("scales", launch.scales[slot].after, sizeof(float)));
   }
   return absl::OkStatus();
+}
+
+// The place in KernelNames().
+uint32_t UpdateKernelOf(const UpdateLaunch& launch) {
+  const bool stateless = kOptimizers[static_cast<size_t>(launch.kind)].states == 0;
+  const auto format = stateless ? 0 : static_cast<uint32_t>(launch.state_format);
+  const bool halves = HandlesOctets(launch);
+  return static_cast<uint32_t>(launch.kind) * kUpdateKernels + format +
+         (halves ? kWithoutMaster : 0);
 }
 
 uint32_t MasterOf(MasterKind kind) {
@@ -152,9 +172,7 @@ class UpdatePlanner {
   UpdateChunk& chunk() { return params().chunk[params().chunks - 1]; }
 
   void OpenCall(const UpdateLaunch& launch) {
-    const bool stateless = kOptimizers[static_cast<size_t>(launch.kind)].states == 0;
-    const auto format = stateless ? 0 : static_cast<uint32_t>(launch.state_format);
-    calls_.push_back({.kernel = static_cast<uint32_t>(launch.kind) * kStateFormats + format});
+    calls_.push_back({.kernel = UpdateKernelOf(launch)});
     params().grad_scale = launch.grad_scale;
     params().grad_type = static_cast<uint32_t>(launch.grad_dtype);
     params().parameter_type = static_cast<uint32_t>(launch.parameter_dtype);
@@ -181,8 +199,7 @@ class UpdatePlanner {
     const uint64_t skipped = c.first - launch_->first;
     c.elements = static_cast<uint32_t>(end - c.first);
     c.grad = launch_->grad + skipped * SizeOf(launch_->grad_dtype);
-    const bool stochastic = launch_->master_kind == MasterKind::kStochastic;
-    const uint64_t master_bytes = stochastic ? sizeof(uint16_t) : sizeof(float);
+    const uint64_t master_bytes = IsStochastic(*launch_) ? sizeof(uint16_t) : sizeof(float);
     c.master_before = launch_->master.before + skipped * master_bytes;
     c.master_after = launch_->master.after + skipped * master_bytes;
     const uint64_t state_bytes = sizeof(float) >> static_cast<int>(launch_->state_format);
@@ -192,12 +209,13 @@ class UpdatePlanner {
       c.scales_before[slot] = launch_->scales[slot].before;
       c.scales_after[slot] = launch_->scales[slot].after;
     }
-    if (launch_->parameter != 0 && !stochastic) {
+    if (launch_->parameter != 0) {
       c.parameter = launch_->parameter + skipped * SizeOf(launch_->parameter_dtype);
     }
     c.random_key = launch_->random_key;
     // Tiles of 8-bit states begin with a grain.
-    const uint64_t blocks = BlocksFor((c.first % kStateGrain + c.elements) / kVector);
+    const uint64_t of_thread = HandlesOctets(*launch_) ? kOctet : kVector;
+    const uint64_t blocks = BlocksFor((c.first % kStateGrain + c.elements) / of_thread);
     calls_.back().blocks = std::max(calls_.back().blocks, blocks);
   }
 
@@ -316,7 +334,7 @@ absl::StatusOr<KernelCall<SumParams>> PlanSum(const SumLaunch& launch) {
     return absl::InvalidArgumentError(
         absl::StrCat("a sum of ", depth, " levels; at most ", kDeepStack, " on the device"));
   }
-  uint64_t of_thread = kHalvesOfThread;
+  uint64_t of_thread = kOctet;
   if (depth > kShallowStack) {
     call.kernel = kSumAnyDeep;
     of_thread = kVector;

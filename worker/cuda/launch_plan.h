@@ -13,12 +13,15 @@
 
 namespace zeroshard::gpu {
 
-inline constexpr uint32_t kStateFormats = 3;
+// Of an optimizer: one for each format of states, and those for parameters without a master, whose
+// 8-bit states have none of their own.
+inline constexpr uint32_t kUpdateKernels = 5;
+inline constexpr uint32_t kWithoutMaster = 3;
 
 // Places in KernelNames(). The update of an optimizer for a format of states is at
-// kind * kStateFormats + format.
+// kind * kUpdateKernels + format, plus kWithoutMaster.
 enum Kernel : uint32_t {
-  kSumAny = kOptimizerKinds * kStateFormats,
+  kSumAny = kOptimizerKinds * kUpdateKernels,
   kSumAnyDeep,
   kSumBf16,
   kSumFp16,

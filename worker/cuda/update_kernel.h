@@ -42,29 +42,28 @@ ZS_KERNEL_FN uint32_t MasterType(const UpdateParams& params) {
   return params.master == kMasterStochastic ? kTypeBfloat16 : kTypeFloat32;
 }
 
-// The bits of a bf16 master: of an updated element stochastically rounded, of another as they were.
-ZS_KERNEL_FN uint32_t StochasticHalf(const UpdateChunk& chunk, uint64_t unit_element, float value,
-                                     bool updated) {
-  const uint64_t key = GrainKey(chunk.random_key, unit_element / 256);
-  const uint32_t random = RandomBits(key, static_cast<uint32_t>(unit_element % 256));
-  const uint32_t bits = kernel::BitsOf(value);
-  const uint32_t rounded = value != value ? 0x7fc0u : ((bits + random) >> 16) & 0xffffu;
-  return updated ? rounded : bits >> 16;
+// The bits of a vector of bf16 masters: of updated elements stochastically rounded, of others as
+// they were.
+ZS_KERNEL_FN Words2 StochasticHalves(const UpdateChunk& chunk, uint32_t element, VectorRun run,
+                                     const Floats& value) {
+  const uint64_t of_unit = chunk.first + element;
+  const uint64_t key = GrainKey(chunk.random_key, of_unit / kStateGrain);
+  const auto lane = static_cast<uint32_t>(of_unit % kStateGrain);
+  uint32_t half[kVector];
+  ZS_UNROLL for (uint32_t i = 0; i < kVector; ++i) {
+    const uint32_t bits = kernel::BitsOf(value.at[i]);
+    const uint32_t random = RandomBits(key, lane + i);
+    const bool is_nan = value.at[i] != value.at[i];
+    const uint32_t rounded = is_nan ? 0x7fc0u : ((bits + random) >> 16) & 0xffffu;
+    half[i] = i < run.end ? rounded : bits >> 16;
+  }
+  return {half[0] | half[1] << 16, half[2] | half[3] << 16};
 }
 
 // Writes master and parameter; of the elements from `run.end` on, which are as they were, the
 // parameter only is made anew.
 ZS_KERNEL_FN void StoreMaster(const UpdateParams& params, const UpdateChunk& chunk,
                               uint32_t element, VectorRun run, Floats value) {
-  if (params.master == kMasterStochastic) {
-    uint32_t half[kVector];
-    ZS_UNROLL for (uint32_t i = 0; i < kVector; ++i) {
-      half[i] = StochasticHalf(chunk, chunk.first + element + i, value.at[i], i < run.end);
-    }
-    *At<Words2>(chunk.master_after, element / kVector) = {half[0] | half[1] << 16,
-                                                          half[2] | half[3] << 16};
-    return;
-  }
   ZS_UNROLL for (uint32_t i = 0; i < kVector; ++i) {
     const float stored = params.master == kMasterCanonical ? kernel::CanonicalMaster(value.at[i])
                                                            : kernel::CanonicalNan(value.at[i]);
@@ -72,6 +71,15 @@ ZS_KERNEL_FN void StoreMaster(const UpdateParams& params, const UpdateChunk& chu
   }
   StoreFloat32(chunk.master_after, element, value);
   if (chunk.parameter != 0) Store(params.parameter_type, chunk.parameter, element, value);
+}
+
+// The same of masters of any form.
+ZS_KERNEL_FN void StoreAnyMaster(const UpdateParams& params, const UpdateChunk& chunk,
+                                 uint32_t element, VectorRun run, const Floats& value) {
+  if (params.master != kMasterStochastic) return StoreMaster(params, chunk, element, run, value);
+  const Words2 halves = StochasticHalves(chunk, element, run, value);
+  *At<Words2>(chunk.master_after, element / kVector) = halves;
+  if (chunk.parameter != 0) *At<Words2>(chunk.parameter, element / kVector) = halves;
 }
 
 // Runs the functor on the elements before `run.end`; the others stay.
@@ -106,16 +114,19 @@ struct WholeStates {
 
 struct HalfStates {
   static constexpr uint32_t kType = kTypeBfloat16;
-  static ZS_KERNEL_FN void Store(uint64_t address, uint32_t element, const Floats& value) {
+  static ZS_KERNEL_FN Words2 Narrow(const Floats& value) {
     uint32_t half[kVector];
     ZS_UNROLL for (uint32_t i = 0; i < kVector; ++i) {
       half[i] = kernel::Bf16::StoreCanonical(value.at[i]);
     }
-    *At<Words2>(address, element / kVector) = {half[0] | half[1] << 16, half[2] | half[3] << 16};
+    return {half[0] | half[1] << 16, half[2] | half[3] << 16};
+  }
+  static ZS_KERNEL_FN void Store(uint64_t address, uint32_t element, const Floats& value) {
+    *At<Words2>(address, element / kVector) = Narrow(value);
   }
 };
 
-// Every vector of the block's chunk that falls to this thread.
+// Every vector of the block's chunk that falls to this thread; of fp32 masters.
 template <class Functor, class States>
 ZS_KERNEL_FN void UpdateElements(const UpdateParams& params, uint32_t thread) {
   const UpdateChunk& chunk = params.chunk[BlockRow()];
@@ -124,7 +135,7 @@ ZS_KERNEL_FN void UpdateElements(const UpdateParams& params, uint32_t thread) {
        vector += threads) {
     const uint32_t element = vector * kVector;
     const Words4 raw_grad = LoadRaw(params.grad_type, chunk.grad, element);
-    const Words4 raw_master = LoadRaw(MasterType(params), chunk.master_before, element);
+    const Words4 raw_master = LoadRaw(kTypeFloat32, chunk.master_before, element);
     Words4 raw_state[kMaxStateSlots];
     ZS_UNROLL for (int slot = 0; slot < Functor::kStates; ++slot) {
       raw_state[slot] = LoadRaw(States::kType, chunk.state_before[slot], element);
@@ -135,7 +146,7 @@ ZS_KERNEL_FN void UpdateElements(const UpdateParams& params, uint32_t thread) {
       state[slot] = Widen(States::kType, raw_state[slot]);
     }
     const Floats grad = Widen(params.grad_type, raw_grad);
-    Floats master = Widen(MasterType(params), raw_master);
+    Floats master = Widen(kTypeFloat32, raw_master);
     UpdateVector<Functor>(params, run, grad, master, state);
     ZS_UNROLL for (int slot = 0; slot < Functor::kStates; ++slot) {
       States::Store(chunk.state_after[slot], element, state[slot]);

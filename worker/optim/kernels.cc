@@ -1,6 +1,7 @@
 #include "worker/optim/kernels.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/check.h"
 #include "worker/optim/kernel_tables.h"
@@ -115,6 +116,8 @@ void StoreMaster(const Run& run, const CoreArrays& core, uint64_t at, uint64_t n
   if (a.master == MasterKind::kStochastic) {
     const uint64_t key = GrainKey(run.pass.random_key, at / kStateBlock);
     run.stages.store_stochastic(core.param, n, key, at % kStateBlock, a.high + at);
+    if (a.out == nullptr) return;
+    std::memcpy(static_cast<uint16_t*>(a.out) + at, a.high + at, n * sizeof(uint16_t));
   } else if (a.master == MasterKind::kFloat32Canonical) {
     if (a.out == nullptr) {
       run.stages.canonical(core.param, n);

@@ -41,8 +41,8 @@ struct UpdateArrays {
   // As many as the optimizer's state_slots: float, bf16 (uint16_t) or codes (uint8_t).
   void* state[kMaxStateSlots] = {};
   float* absmax[kMaxStateSlots] = {};  // kInt8: the blocks' scales
-  // kFloat32, kFloat32Canonical: the parameter in the compute dtype; null: none. The canonical
-  // form goes with bf16.
+  // The parameter beside the master, in the compute dtype; null: none. With kFloat32Canonical it is
+  // bf16, with kStochastic a copy of the master; split masters have none.
   void* out = nullptr;
   DType out_dtype = DType::kFloat32;
 };

@@ -12,7 +12,7 @@ enum class MasterKind : uint8_t {
   kFloat32,           // param: an fp32 array
   kFloat32Canonical,  // param: an fp32 array, values in the split's canonical form
   kSplit,             // high: the bf16 parameter, low: the bits that it lacks
-  kStochastic,        // high: the bf16 parameter alone, rounded stochastically
+  kStochastic,        // high: the bf16 parameter, or a copy of it, rounded stochastically
 };
 
 // Elements that share one scale of an 8-bit state, counted from the unit's start; a parameter's end

@@ -21,10 +21,12 @@ constexpr HostKernel Entry(const char* name) {
 }
 
 #define ZS_ENTRY(name, Params) Entry<gpu::Params, gpu::name>(#name)
-#define ZS_UPDATE_ENTRIES(kind, functor)                  \
-  ZS_ENTRY(zs_update_##functor##_fp32, UpdateParams),     \
-      ZS_ENTRY(zs_update_##functor##_bf16, UpdateParams), \
-      ZS_ENTRY(zs_update_##functor##_int8, UpdateParams),
+#define ZS_UPDATE_ENTRIES(kind, functor)                       \
+  ZS_ENTRY(zs_update_##functor##_fp32, UpdateParams),          \
+      ZS_ENTRY(zs_update_##functor##_bf16, UpdateParams),      \
+      ZS_ENTRY(zs_update_##functor##_int8, UpdateParams),      \
+      ZS_ENTRY(zs_update_##functor##_none_fp32, UpdateParams), \
+      ZS_ENTRY(zs_update_##functor##_none_bf16, UpdateParams),
 
 constexpr HostKernel kHostKernels[] = {
     ZS_FOR_EACH_OPTIMIZER(ZS_UPDATE_ENTRIES)  //

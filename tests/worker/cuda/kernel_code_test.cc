@@ -115,6 +115,19 @@ TEST(KernelCodeTest, UpdatesMove16BytesAnAccess) {
     EXPECT_GE(Count(text, "st\\.global\\.v4"), 2 + count) << name;
     EXPECT_EQ(Count(text, "(ld|st)\\.global(\\.nc)?\\.[bufs]\\d"), 0) << name << ", scalar";
   }
+  // Without a master, every array is of 16-bit elements: gradient, master, states; and the
+  // parameter.
+  for (const auto& [optimizer, count] : states) {
+    const std::string& text = kernels.at("zs_update_" + optimizer + "_none_bf16");
+    EXPECT_GE(Count(text, "ld\\.global(\\.nc)?\\.v4"), 2 + count) << optimizer;
+    EXPECT_GE(Count(text, "st\\.global\\.v4"), 2 + count) << optimizer;
+    for (const char* format : {"_none_bf16", "_none_fp32"}) {
+      EXPECT_EQ(Count(kernels.at("zs_update_" + optimizer + format),
+                      "(ld|st)\\.global(\\.nc)?\\.(v2|[bufs]\\d)"),
+                0)
+          << optimizer << format << ", an access of fewer bytes";
+    }
+  }
   EXPECT_GE(Count(kernels.at("zs_sum_bf16"), "ld\\.global(\\.nc)?\\.v4"), 1);
   EXPECT_GE(Count(kernels.at("zs_squares"), "ld\\.global(\\.nc)?\\.v4"), 1);
 }

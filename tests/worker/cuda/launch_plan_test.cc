@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/fakes/cuda/host_kernels.h"
@@ -110,6 +111,35 @@ TEST(PlanUpdateTest, AChunkThatDoesNotFitAtAllBeginsTheNextCall) {
   EXPECT_EQ((*calls)[1].params.chunk[0].elements, 4096u);
 }
 
+// What has no master, which is twice the elements a thread; 8-bit states keep their kernel.
+TEST(PlanUpdateTest, ParametersWithoutAMasterHaveKernelsOfTheirOwn) {
+  const std::vector<UpdateArgs> args(1);
+  std::vector<UpdateSegment> segments;
+  for (uint32_t i = 0; i < 65; ++i) segments.push_back({i * 32u, i * 32u + 16, 0});
+  UpdateLaunch launch = GoodUpdate();
+  launch.master_kind = MasterKind::kStochastic;
+  launch.random_key = 77;
+  launch.segments = segments;
+  launch.args = args;
+  for (const auto& [format, name] : {std::pair{StateFormat::kFloat32, "zs_update_AdamW_none_fp32"},
+                                     {StateFormat::kBfloat16, "zs_update_AdamW_none_bf16"},
+                                     {StateFormat::kInt8, "zs_update_AdamW_int8"}}) {
+    launch.state_format = format;
+    const auto calls = gpu::PlanUpdates({&launch, 1});
+    ASSERT_TRUE(calls.ok()) << calls.status();
+    ASSERT_EQ(calls->size(), 2u);
+    const auto& second = (*calls)[1];
+    EXPECT_STREQ(gpu::KernelNames()[second.kernel], name);
+    EXPECT_EQ((*calls)[0].blocks, 64 * 32 / (format == StateFormat::kInt8 ? 4 : 8) / 256u);
+    EXPECT_EQ(second.params.chunk[0].master_after, 0x30000 + 64 * 32 * sizeof(uint16_t));
+    EXPECT_EQ(second.params.chunk[0].parameter, 0x90000 + 64 * 32 * sizeof(uint16_t));
+    EXPECT_EQ(second.params.chunk[0].random_key, 77u);
+  }
+  launch.kind = OptimizerKind::kSgd;
+  EXPECT_STREQ(gpu::KernelNames()[(*gpu::PlanUpdates({&launch, 1}))[0].kernel],
+               "zs_update_Sgd_none_fp32");
+}
+
 TEST(PlanUpdateTest, CoversARangeWithoutSegments) {
   const auto calls = gpu::PlanUpdates({GoodUpdate()});
   ASSERT_TRUE(calls.ok()) << calls.status();
@@ -134,6 +164,11 @@ TEST(PlanUpdateTest, RefusesWhatHasNoKernel) {
               testing::HasSubstr("at once"));
   EXPECT_THAT(refusal([](auto& l) { l.master_kind = MasterKind::kSplit; }),
               testing::HasSubstr("split"));
+  EXPECT_THAT(refusal([](auto& l) {
+                l.master_kind = MasterKind::kStochastic;
+                l.parameter_dtype = DType::kFloat16;
+              }),
+              testing::HasSubstr("not bf16"));
   EXPECT_THAT(refusal([](auto& l) { l.grad = 0; }), testing::HasSubstr("without gradient"));
   EXPECT_THAT(refusal([](auto& l) { l.state[1].after = 0x70008; }),
               testing::HasSubstr("state at address 70008"));

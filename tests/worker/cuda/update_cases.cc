@@ -50,6 +50,7 @@ std::vector<Form> FormsOf(const OptimizerInfo& optimizer) {
   AddForms(optimizer, "canonical to bf16", MasterKind::kFloat32Canonical, true, DType::kBfloat16,
            forms);
   AddForms(optimizer, "stochastic", MasterKind::kStochastic, false, DType::kFloat32, forms);
+  AddForms(optimizer, "stochastic to bf16", MasterKind::kStochastic, true, DType::kBfloat16, forms);
   return forms;
 }
 
@@ -177,6 +178,11 @@ void RewriteOthers(const std::vector<UpdateSegment>& segments, UpdateTensors& te
   if (tensors.out.empty()) return;
   uint64_t at = 0;
   const auto rewrite = [&](uint64_t end) {
+    if (tensors.form.master == MasterKind::kStochastic) {
+      std::copy_n(reinterpret_cast<const std::byte*>(tensors.high.data() + at), 2 * (end - at),
+                  tensors.out.data() + 2 * at);
+      return;
+    }
     ConvertElements(tensors.param.data() + at, DType::kFloat32,
                     tensors.out.data() + at * SizeOf(tensors.form.out_dtype),
                     tensors.form.out_dtype, end - at);

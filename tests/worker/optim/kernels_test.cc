@@ -65,6 +65,7 @@ std::vector<Form> Forms(const OptimizerInfo& optimizer) {
   add("canonical to bf16", MasterKind::kFloat32Canonical, true, DType::kBfloat16);
   add("split", MasterKind::kSplit, false, DType::kFloat32);
   add("stochastic", MasterKind::kStochastic, false, DType::kFloat32);
+  add("stochastic to bf16", MasterKind::kStochastic, true, DType::kBfloat16);
   return forms;
 }
 

@@ -108,6 +108,7 @@ void StoreMaster(const UpdatePass& pass, UpdateTensors& t, uint64_t i, float p) 
   if (t.form.master == MasterKind::kStochastic) {
     const uint64_t key = GrainKey(pass.random_key, i / 256);
     t.high[i] = RoundStochastically(p, RandomBits(key, i % 256));
+    if (!t.out.empty()) std::memcpy(t.out.data() + 2 * i, &t.high[i], 2);
     return;
   }
   p = t.form.master == MasterKind::kFloat32Canonical ? Nudged(p) : Canonical(p);
