@@ -258,19 +258,26 @@ ProtectedPass Shard::ProtectedApply(const ApplyJob& job) const {
           {.tag = MakeTag(job.attempt, kApplyMicroStep) << 1 | 1, .op = kApplyOp}};
 }
 
-void Shard::ApplyOnHost(const ApplyJob& job, std::span<const UnitUpdate> updates,
-                        std::span<const uint32_t> chunks, const std::vector<bool>& silent) const {
+void Shard::RunApply(const ApplyJob& job, std::span<const uint32_t> chunks,
+                     absl::FunctionRef<void(uint32_t, uint64_t, uint64_t)> update) const {
   RunProtected(
       ProtectedApply(job), absl::MakeConstSpan(chunks.data(), chunks.size()),
       [&](size_t items, auto fn) { pool_->ParallelFor(items, fn); },
       [&](uint32_t chunk) { return ApplyUndo(chunk); },
       [&](uint32_t chunk, uint64_t begin, uint64_t end) {
         ZS_FAULT_POINT("worker.apply.group");
-        const ChunkPlan& chunk_plan = memory_->plan().chunks()[chunk];
-        const UnitUpdate& update = updates[chunk_plan.unit];
-        ApplyRange(*update.silent, silent[chunk] ? *update.silent : *update.writing,
-                   chunk_plan.unit, chunk_plan.begin + begin, chunk_plan.begin + end);
+        const uint64_t first = memory_->plan().chunks()[chunk].begin;
+        update(chunk, first + begin, first + end);
       });
+}
+
+void Shard::ApplyOnHost(const ApplyJob& job, std::span<const UnitUpdate> updates,
+                        std::span<const uint32_t> chunks, const std::vector<bool>& silent) const {
+  RunApply(job, chunks, [&](uint32_t chunk, uint64_t begin, uint64_t end) {
+    const uint32_t unit = memory_->plan().chunks()[chunk].unit;
+    const UnitUpdate& update = updates[unit];
+    ApplyRange(*update.silent, silent[chunk] ? *update.silent : *update.writing, unit, begin, end);
+  });
 }
 
 void Shard::ApplyRange(const PreparedUpdate& silent, const PreparedUpdate& writing, uint32_t unit,

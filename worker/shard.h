@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "device/cpu/thread_pool.h"
@@ -222,6 +223,10 @@ class Shard {
                               const TouchedChunks& touched) const;
   // What protects the update of chunks on the host.
   ProtectedPass ProtectedApply(const ApplyJob& job) const;
+  // Calls update(chunk, begin, end), of elements of its unit, for all elements of the chunks on the
+  // host that no predecessor has updated.
+  void RunApply(const ApplyJob& job, std::span<const uint32_t> chunks,
+                absl::FunctionRef<void(uint32_t, uint64_t, uint64_t)> update) const;
   // Chunks on the host whose gradients are in their parcels, and whose parameters are afterwards.
   void ApplyParcels(const ApplyJob& job, std::span<const UnitUpdate> updates,
                     std::span<const uint32_t> chunks) const;

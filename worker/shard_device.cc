@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/types/span.h"
 #include "base/dtype.h"
 #include "base/fault_point.h"
 #include "base/status.h"
@@ -164,16 +163,10 @@ void Shard::ApplyParcels(const ApplyJob& job, std::span<const UnitUpdate> update
     place[chunk] = static_cast<uint32_t>(prepared.size());
     prepared.emplace_back(PassOfParcel(updates[unit], states_[unit].arrays, chunk));
   }
-  RunProtected(
-      ProtectedApply(job), absl::MakeConstSpan(chunks.data(), chunks.size()),
-      [&](size_t items, auto fn) { pool_->ParallelFor(items, fn); },
-      [&](uint32_t chunk) { return ApplyUndo(chunk); },
-      [&](uint32_t chunk, uint64_t begin, uint64_t end) {
-        ZS_FAULT_POINT("worker.apply.group");
-        const uint64_t first = memory_->plan().chunks()[chunk].begin;
-        prepared[place[chunk]].Apply(first + begin, first + end);
-        computed[place[chunk]] += end - begin;
-      });
+  RunApply(job, chunks, [&](uint32_t chunk, uint64_t begin, uint64_t end) {
+    prepared[place[chunk]].Apply(begin, end);
+    computed[place[chunk]] += end - begin;
+  });
   // What a predecessor has computed it may not have sent.
   pool_->ParallelFor(chunks.size(), [&](size_t item, int) {
     const uint32_t unit = unit_of(chunks[item]);

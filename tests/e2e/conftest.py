@@ -1,4 +1,4 @@
-"""Fixtures: a daemon of its own for every test, and probes that are gone when it ends.
+"""Fixtures: a daemon of its own for every test, and probes that are gone when it ends; fake GPUs.
 
 The programs come from $ZEROSHARD_BIN_DIR (default: bazel-bin of this tree).
 """
@@ -13,6 +13,7 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import daemon as programs  # noqa: E402
+import gpu_jobs  # noqa: E402
 
 
 @pytest.fixture
@@ -43,6 +44,13 @@ def start(directory):
 @pytest.fixture
 def daemon(start):
     return start()
+
+
+@pytest.fixture(scope="module")
+def node():
+    """Fake GPUs, and daemons that have some of them, of all tests of a file."""
+    with gpu_jobs.Node() as one:
+        yield one
 
 
 @pytest.fixture

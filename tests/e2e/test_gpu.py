@@ -37,12 +37,6 @@ SMALL = {"zero_optimization": {"stage3_max_live_parameters": 45000, "reduce_buck
 
 
 @pytest.fixture(scope="module")
-def node():
-    with gpu_jobs.Node() as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
 def daemons(node):
     """daemons(workers): started when first asked for."""
     known = {}

@@ -59,12 +59,6 @@ class Job(gpu_jobs.Job):
 
 
 @pytest.fixture(scope="module")
-def node():
-    with gpu_jobs.Node() as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
 def daemons(node):
     return pair(node, "rejoin_timeout: 20s\n")
 
