@@ -265,6 +265,7 @@ class JobHost {
   std::optional<ShardOperation> operation_;
   uint64_t next_request_ = 1;
   uint64_t go_back_ = 0;         // the last GoBack
+  uint64_t times_gone_back_ = 0;
   std::string last_checkpoint_;  // "ckpt-1 (step 30)"; empty: none
   absl::Status remove_refusal_;
   KvStore store_;

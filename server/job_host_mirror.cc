@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "server/job_host.h"
+#include "server/job_metrics.h"
 
 namespace zeroshard {
 
@@ -74,7 +75,11 @@ void JobHost::OnWentBack(uint32_t w, const internal::v1::WentBack& message) {
   workers_[w].went_back = message.request();
   const bool all = std::all_of(workers_.begin(), workers_.end(),
                                [&](const Worker& worker) { return worker.went_back == go_back_; });
-  if (all) Feed(WentBack{});
+  if (!all || !state_.going_back.has_value()) return;
+  Feed(WentBack{});
+  if (state_.going_back.has_value()) return;  // a worker is gone meanwhile
+  ++times_gone_back_;
+  if (environment_.metrics != nullptr) environment_.metrics->CountGoneBack(state_.name);
 }
 
 void JobHost::NoteCheckpoint(const std::string& name, uint64_t step) {

@@ -28,6 +28,7 @@ void AddTierCounters(const internal::v1::Stats& stats, Counters& counters) {
   }
   counters["nvme_retries"] += stats.nvme_retries();
   counters["nvme_damaged_images"] += stats.nvme_damaged_images();
+  counters["nvme_rebuilt_images"] += stats.nvme_rebuilt_images();
   counters["nvme_failed_slots"] += stats.nvme_failed_slots();
   counters["nvme_state_bytes"] += stats.nvme_state_bytes();
   counters["move_left_bytes"] += stats.move_left_bytes();
@@ -110,6 +111,11 @@ admin::v1::GetJobReply JobHost::View() const {
     AddCounters(workers_[w].before, *view.mutable_counters());
     AddCounters(workers_[w].stats, *view.mutable_counters());
     if (data_plane()) AddGpuCounters(workers_[w].stats, *view.mutable_counters());
+    if (plan_->config.gpu_mirror_steps() > 0) {
+      (*view.mutable_counters())["gpu_damaged_mirrors"] +=
+          workers_[w].before.gpu_damaged_mirrors() + workers_[w].stats.gpu_damaged_mirrors();
+      (*view.mutable_counters())["times_gone_back"] = times_gone_back_;
+    }
     if (plan_->nvme_paths.empty()) continue;
     AddTierCounters(workers_[w].before, *view.mutable_counters());
     AddTierCounters(workers_[w].stats, *view.mutable_counters());

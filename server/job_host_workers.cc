@@ -46,6 +46,8 @@ void SumCounters(internal::v1::Stats& sum, const internal::v1::Stats& more) {
   sum.set_gpu_mirror_us(sum.gpu_mirror_us() + more.gpu_mirror_us());
   sum.set_nvme_retries(sum.nvme_retries() + more.nvme_retries());
   sum.set_nvme_damaged_images(sum.nvme_damaged_images() + more.nvme_damaged_images());
+  sum.set_nvme_rebuilt_images(sum.nvme_rebuilt_images() + more.nvme_rebuilt_images());
+  sum.set_gpu_damaged_mirrors(sum.gpu_damaged_mirrors() + more.gpu_damaged_mirrors());
   sum.set_nvme_failed_slots(sum.nvme_failed_slots() + more.nvme_failed_slots());
   for (int p = 0; p < more.nvme_paths_size(); ++p) {
     internal::v1::NvmePathStats& path =

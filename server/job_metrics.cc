@@ -76,6 +76,8 @@ const std::vector<MetricDescription>& AllMetrics() {
        "lost"},
       {"zeroshard_gpu_mirror_seconds_total", kCounter, "job, worker",
        "Time in which mirrors of GPU memory were copied to the host"},
+      {"zeroshard_gpu_damaged_mirrors_total", kCounter, "job, worker",
+       "Mirrors that were found damaged when the job went back"},
       {"zeroshard_state_bytes", kGauge, "job, tier, holder, state",
        "Bytes of one kind of state at one holder (worker, rank or node)"},
       {"zeroshard_nvme_path_info", kGauge, "path, filesystem, backend, direct",
@@ -92,6 +94,8 @@ const std::vector<MetricDescription>& AllMetrics() {
        "Transfers that failed and were tried again"},
       {"zeroshard_tier_damaged_images_total", kCounter, "job, worker",
        "Chunk images that were read and were not what had been written"},
+      {"zeroshard_tier_rebuilt_images_total", kCounter, "job, worker",
+       "Damaged images of parameters that were made anew of their masters"},
       {"zeroshard_tier_failed_slots_total", kCounter, "job, worker",
        "Slots that are not used any more because writes to them failed"},
       {"zeroshard_tier_state_bytes", kGauge, "job, worker",
@@ -101,6 +105,8 @@ const std::vector<MetricDescription>& AllMetrics() {
       {"zeroshard_ranks_attached", kGauge, "job", "Ranks that are attached"},
       {"zeroshard_generation", kGauge, "job", "Generation of the job's membership"},
       {"zeroshard_rank_deaths_total", kCounter, "job", "Ranks that ended without detaching"},
+      {"zeroshard_gone_back_total", kCounter, "job",
+       "Times that the job went back to a mirror because a GPU was lost"},
       {"zeroshard_worker_restarts_total", kCounter, "job, worker", "Workers started again"},
       {"zeroshard_step", kGauge, "job", "Committed steps"},
       {"zeroshard_optimizer_updates_total", kCounter, "job", "Steps that were applied"},
@@ -273,6 +279,10 @@ void JobMetrics::CountRankDeath(const std::string& job) {
   Grow("zeroshard_rank_deaths_total", {{"job", job}}, 1);
 }
 
+void JobMetrics::CountGoneBack(const std::string& job) {
+  Grow("zeroshard_gone_back_total", {{"job", job}}, 1);
+}
+
 void JobMetrics::AddStats(const std::string& job, uint32_t worker,
                           const internal::v1::Stats& before, const internal::v1::Stats& now) {
   const MetricLabels labels = {{"job", job}, {"worker", absl::StrCat(worker)}};
@@ -309,6 +319,8 @@ void JobMetrics::AddStats(const std::string& job, uint32_t worker,
     }
     Grow("zeroshard_gpu_mirror_seconds_total", labels,
          Difference(now.gpu_mirror_us(), before.gpu_mirror_us()) * 1e-6);
+    Grow("zeroshard_gpu_damaged_mirrors_total", labels,
+         Difference(now.gpu_damaged_mirrors(), before.gpu_damaged_mirrors()));
   }
   if (worker != 0) return;  // the job's own numbers are the same on every worker
   const MetricLabels of_job = {{"job", job}};
@@ -336,6 +348,8 @@ void JobMetrics::AddTierStats(const MetricLabels& labels, const internal::v1::St
   grow("zeroshard_tier_retries_total", now.nvme_retries(), before.nvme_retries());
   grow("zeroshard_tier_damaged_images_total", now.nvme_damaged_images(),
        before.nvme_damaged_images());
+  grow("zeroshard_tier_rebuilt_images_total", now.nvme_rebuilt_images(),
+       before.nvme_rebuilt_images());
   grow("zeroshard_tier_failed_slots_total", now.nvme_failed_slots(), before.nvme_failed_slots());
   Set("zeroshard_tier_state_bytes", labels, static_cast<double>(now.nvme_state_bytes()));
   Set("zeroshard_tier_move_left_bytes", labels, static_cast<double>(now.move_left_bytes()));

@@ -51,6 +51,7 @@ class JobMetrics {
   void SetRanks(const std::string& job, uint32_t attached, uint64_t generation);
   void CountRestart(const std::string& job, uint32_t worker);
   void CountRankDeath(const std::string& job);
+  void CountGoneBack(const std::string& job);
   // `before` is what the same incarnation sent last; counters grow by the difference.
   void AddStats(const std::string& job, uint32_t worker, const internal::v1::Stats& before,
                 const internal::v1::Stats& now);

@@ -150,6 +150,7 @@ void Engine::AddTierStats(internal::v1::Stats& stats) const {
     stats.set_gpu_free_bytes(counters.free_bytes);
     stats.set_gpu_busy_us(absl::ToInt64Microseconds(counters.busy));
     stats.set_gpu_mirror_us(absl::ToInt64Microseconds(counters.mirror));
+    stats.set_gpu_damaged_mirrors(counters.damaged_mirrors);
     stats.set_gpu_mirror_step(device_->LastMirror().value_or(MirrorPoint{}).step);
   }
   if (tier_ == nullptr) return;
@@ -167,6 +168,7 @@ void Engine::AddTierStats(internal::v1::Stats& stats) const {
   stats.set_nvme_compute_us(absl::ToInt64Microseconds(counters.compute));
   stats.set_nvme_retries(counters.retries);
   stats.set_nvme_damaged_images(counters.damaged_images);
+  stats.set_nvme_rebuilt_images(counters.rebuilt_images);
   stats.set_nvme_failed_slots(counters.failed_slots);
   stats.set_nvme_state_bytes(tiers_->HeldBytes(*tier_));
 }

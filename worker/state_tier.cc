@@ -149,6 +149,7 @@ absl::Status StateTier::Rebuild(uint32_t image, absl::FunctionRef<absl::Status()
   }
   ZS_FAULT_POINT("worker.tier.rebuild.before_forget");
   ZS_RETURN_IF_ERROR(Discard({&image, 1}));
+  ++rebuilt_images_;
   return Demote({&image, 1});
 }
 

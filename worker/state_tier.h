@@ -64,7 +64,11 @@ class StateTier final : public ChunkTier {
   absl::Status Rebuild(uint32_t image, absl::FunctionRef<absl::Status()> fill);
 
   void Tick() { tier_->Tick(); }
-  TierCounters counters() const { return tier_->counters(); }
+  TierCounters counters() const {
+    TierCounters counters = tier_->counters();
+    counters.rebuilt_images = rebuilt_images_;
+    return counters;
+  }
 
  private:
   static constexpr uint64_t kNothing = ~uint64_t{0};
@@ -78,6 +82,7 @@ class StateTier final : public ChunkTier {
   const PartitionPages pages_;
   uint64_t committed_ = kNothing;  // the last attempt that the tier was told of
   uint64_t open_ = kNothing;
+  uint64_t rebuilt_images_ = 0;
 };
 
 }  // namespace zeroshard

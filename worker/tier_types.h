@@ -141,7 +141,8 @@ struct TierCounters {
   absl::Duration seals;    // flushes and manifests of durability power
   uint64_t retries = 0;    // images that failed to be moved and were tried again
   uint64_t damaged_images = 0;
-  uint64_t failed_slots = 0;  // taken out of use after an error
+  uint64_t rebuilt_images = 0;  // of them: made anew by StateTier
+  uint64_t failed_slots = 0;    // taken out of use after an error
 };
 
 }  // namespace zeroshard

@@ -143,7 +143,10 @@ absl::StatusOr<bool> WorkerLoop::OnCommand(ControlLink::Command command) {
 }
 
 absl::Status WorkerLoop::GoBack(const internal::v1::GoBack& command) {
-  ZS_RETURN_IF_ERROR(engine_->GoBack(command));
+  if (absl::Status status = engine_->GoBack(command); !status.ok()) {
+    SendStats();  // the last ones: what was found damaged is counted
+    return status;
+  }
   internal::v1::FromWorker reply;
   reply.mutable_went_back()->set_request(command.request());
   ToServer(reply);

@@ -43,6 +43,7 @@ LOST = "lost:150:CUDA_ERROR_HARDWARE_STACK_ERROR"
 @pytest.mark.parametrize("tier, every", [("gpu", 5), ("half-host", 1)])
 def test_a_lost_gpu_takes_the_job_back_to_its_last_mirror_and_it_ends_with_the_same_bytes(job, tier, every):
     one = job(LOST, every, tier, lives=5)
+    wait_for(lambda: one.view().get("counters", {}).get("times_gone_back"), "the way back")
     result = one.result()
     check(result, Run(2, trainers.SIZES, dtype="bf16", steps=STEPS), f"{tier}, mirror every {every}")
     log = one.daemon.text()

@@ -63,6 +63,11 @@ internal::v1::Stats SomeStats(uint64_t scale) {
   stats.set_loss_scale(1024);
   stats.set_pinned_bytes(8192 * scale);
   stats.set_unpinned_bytes(4096);
+  stats.add_nvme_paths();
+  stats.set_nvme_damaged_images(3 * scale);
+  stats.set_nvme_rebuilt_images(2 * scale);
+  stats.set_gpu_free_bytes(1);
+  stats.set_gpu_damaged_mirrors(scale);
   for (int i = 0; i < 4; ++i) stats.add_gather_us(i == 3 ? scale : 0);
   return stats;
 }
@@ -92,6 +97,9 @@ TEST(JobMetrics, CountersGrowByTheDifferenceOfWhatAWorkerReports) {
   const MetricLabels of_worker = {{"job", "gpt"}, {"worker", "0"}};
   EXPECT_EQ(CounterValue(*table, "zeroshard_worker_pinned_bytes", of_worker), 5 * 8192);
   EXPECT_EQ(CounterValue(*table, "zeroshard_worker_unpinned_bytes", of_worker), 4096);
+  EXPECT_EQ(CounterValue(*table, "zeroshard_tier_damaged_images_total", of_worker), 15);
+  EXPECT_EQ(CounterValue(*table, "zeroshard_tier_rebuilt_images_total", of_worker), 10);
+  EXPECT_EQ(CounterValue(*table, "zeroshard_gpu_damaged_mirrors_total", of_worker), 5);
   EXPECT_NEAR(CounterValue(*table, "zeroshard_gather_seconds", {{"job", "gpt"}, {"worker", "0"}}),
               5 * 0.75 * 8e-6, 1e-9);
   metrics.Remove("gpt");

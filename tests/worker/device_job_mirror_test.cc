@@ -192,7 +192,7 @@ TEST(DeviceJobMirrorTest, ADamagedMirrorIsNamedAndTheOtherOneIsLoaded) {
                                           parameters ? part->unit : part->image);
     EXPECT_TRUE(absl::StrContains(status.message(), name)) << status;
     EXPECT_TRUE(absl::StrContains(status.message(), "of worker 1")) << status;
-    EXPECT_EQ(job.device(1).counters().damaged_mirrors, 1u);
+    EXPECT_EQ(job.job().engine(1).Stats().gpu_damaged_mirrors(), 1u);
     EXPECT_TRUE(job.device(1).IsBlank()) << "nothing was loaded";
     EXPECT_EQ(LastMirror(job, 1), before);
     GoBack(job, before.attempt, 2);

@@ -270,6 +270,7 @@ TEST(NvmeJobFaultsTest, DamagedParametersAreMadeAnewOfTheirMasters) {
   EXPECT_TRUE(job->StateBytes() == Expected(2));
   const uint64_t found = damaged();
   EXPECT_GT(found, 0u);
+  EXPECT_EQ(job->engine(kFaultyWorker).Stats().nvme_rebuilt_images(), 1u);
   EXPECT_TRUE(job->StateBytes() == Expected(2));
   EXPECT_EQ(damaged(), found) << "it is well";
   TrainSteps(*job, 2, 3);
