@@ -176,12 +176,6 @@ absl::Status SetDataPlane(const PlanInput& input, model::v1::EngineConfig& engin
         "the job has ", here, " ranks ", input.nodes > 1 ? "here " : "", "and the daemon ", gpus,
         gpus == 1 ? " GPU" : " GPUs", "; each rank needs a GPU of its own"));
   }
-  if (input.nodes > 1 && input.config.zeroshard.gpu_mirror_steps > 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("zeroshard.gpu_mirror_steps is ", input.config.zeroshard.gpu_mirror_steps,
-                     " and the job spans ", input.nodes,
-                     " daemons, of which one cannot make all go back; ", "write 0"));
-  }
   if (input.world_size > kMaxDataPlaneRanks) {
     return absl::FailedPreconditionError(absl::StrCat("a job on GPUs has at most ",
                                                       kMaxDataPlaneRanks, " ranks; this one has ",

@@ -27,7 +27,9 @@
 // mirrors of all workers have (`going_back`): the generation ends with Aborted, the worker is
 // started again, and once all are ready each loads its mirror. Ranks form the next generation
 // meanwhile, but are let in, and the step in flight is dropped, only after that. Without a mirror
-// the job is Failed.
+// the job is Failed. Where it spans daemons they agree on that state, too, once all ranks of all
+// nodes wait (GoBackAgreed), and on the next generation when the workers of all nodes have gone
+// back.
 //
 // The generation rises with every change of the membership of a started job. A worker that dies is
 // started again with the same memory, later each time; past kMaxRestarts in kRestartWindow, or when
@@ -135,6 +137,9 @@ struct JobState {
   bool parted = false;  // spans, data_plane: no rank here is in the last generation agreed upon
   // A GPU was lost: where the job goes back to, until all workers have.
   std::optional<MirrorPoint> going_back = std::nullopt;
+  // spans: "device lost on worker 3", of this node, until its workers have gone back; else empty.
+  std::string lost = "";
+  uint64_t goes_back_as = 0;  // spans: the attempt that this commits
 };
 
 // A new job whose first rank is about to attach.
@@ -193,7 +198,12 @@ struct DeviceLost {  // the worker said so, and ends
   std::optional<MirrorPoint> mirror;  // the newest that all workers have
   std::string advice;                 // without one
 };
-struct WentBack {};  // all workers have
+struct GoBackAgreed {  // by all daemons, whose ranks all waited; one of them had lost something
+  MirrorPoint mirror;
+  uint64_t committed_as = 0;
+  std::string lost;
+};
+struct WentBack {};  // all workers of this node have
 struct RemoveRequested {
   bool force = false;
 };
@@ -211,8 +221,8 @@ struct Tick {};  // time has passed
 
 using JobInput =
     std::variant<AttachRequested, AttachCancelled, RankGone, DetachRequested, StartFailed,
-                 WorkerReady, WorkerDied, GenerationPoisoned, DeviceLost, WentBack, RemoveRequested,
-                 NodesMissing, NodesLeft, GenerationAgreed, NodeLost, Tick>;
+                 WorkerReady, WorkerDied, GenerationPoisoned, DeviceLost, GoBackAgreed, WentBack,
+                 RemoveRequested, NodesMissing, NodesLeft, GenerationAgreed, NodeLost, Tick>;
 
 // Actions, carried out in order.
 struct CreateJob {};  // plan, make all memory, then start every worker
@@ -243,6 +253,7 @@ struct PoisonGeneration {
 };
 struct GoBack {  // every worker loads its mirror of that state
   MirrorPoint mirror;
+  uint64_t committed_as = 0;  // 0: as the attempt in flight
 };
 struct EndJob {};  // stop the workers, free the memory, forget the job
 struct RefuseRemove {

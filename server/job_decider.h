@@ -36,6 +36,7 @@ class Decider {
   void On(const WorkerDied& in);
   void On(const GenerationPoisoned& in);
   void On(const DeviceLost& in);
+  void On(const GoBackAgreed& in);
   void On(const WentBack&);
   void On(const RemoveRequested& in);
   void On(const NodesMissing& in);
@@ -66,6 +67,8 @@ class Decider {
   void Abort(uint64_t step, const std::string& why);
   void CheckNextGeneration();
   void OnAgreedGenerationDead(const GenerationPoisoned& in);
+  // Of a job that spans daemons; also when what it goes back to is damaged.
+  void LoseOnOneNode(const std::string& lost, const std::string& why);
   std::string StillInside() const;
   void Part() { next_.parted = true; }
   // Nobody is left in the generation: the step in flight is dropped; when the job goes back, after

@@ -134,6 +134,9 @@ class JobHost {
     uint64_t round = 0;
     uint64_t generation = 0;
     Instant asked_at = -absl::InfiniteDuration();
+    std::string lost = "";
+    std::vector<MirrorPoint> mirrors = {};
+    uint64_t attempt = 0;
   };
   struct ShardOperation {
     uint64_t request = 0;
@@ -181,7 +184,9 @@ class JobHost {
   // The next generation of a job with a data plane (job_host_regroup.cc); Regroup calls itself
   // again.
   void Regroup();
+  void AddRound(cluster::v1::JoinRequest& request) const;
   void CheckRound();
+  void AgreeToGoBack(const std::string& lost);
   absl::StatusOr<cluster::v1::JoinReply> OnRound(const cluster::v1::JoinRequest& request);
   void OnRoundReply(const absl::StatusOr<cluster::v1::JoinReply>& reply);
   // To node 0, when this node's part is over before its time; calls itself again until `end`.
@@ -206,7 +211,8 @@ class JobHost {
   // Mirrors of device memory (job_host_mirror.cc).
   void OnDeviceLost(uint32_t w, uint32_t incarnation, const internal::v1::DeviceLost& message);
   void OnWentBack(uint32_t w, const internal::v1::WentBack& message);
-  std::optional<MirrorPoint> CommonMirror() const;
+  // States that the mirrors of all workers of this node hold, and that may be gone back to.
+  std::vector<MirrorPoint> CommonMirrors() const;
   // The step in flight, for messages; 0 before the job started.
   uint64_t StepInFlight() const { return regions_ ? regions_->board().numbers().step + 1 : 0; }
 
@@ -264,8 +270,9 @@ class JobHost {
   std::vector<Worker> workers_;
   std::optional<ShardOperation> operation_;
   uint64_t next_request_ = 1;
-  uint64_t go_back_ = 0;         // the last GoBack
+  uint64_t go_back_ = 0;  // the last GoBack
   uint64_t times_gone_back_ = 0;
+  uint64_t went_back_as_ = 0;    // the attempt that committed it the last time
   std::string last_checkpoint_;  // "ckpt-1 (step 30)"; empty: none
   absl::Status remove_refusal_;
   KvStore store_;
@@ -279,8 +286,9 @@ class JobHost {
   std::optional<uint64_t> watch_timer_;
   std::map<uint32_t, Member> members_;  // by node; node 0 only
   // Of a job with a data plane: the generations that the daemons have agreed on after the first.
-  uint64_t round_ = 0;   // how many
-  uint64_t agreed_ = 0;  // the last
+  uint64_t round_ = 0;                       // how many, and how often that they go back instead
+  uint64_t agreed_ = 0;                      // the last
+  std::optional<GoBackAgreed> agreed_back_;  // the last; the last round ended so if agreed_ is 0
   bool regrouping_ = false;
   uint64_t keeper_ = 0;  // the instance on node 0, once known
   // Answers that come after the host has gone find it expired.

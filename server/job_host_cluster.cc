@@ -52,10 +52,7 @@ JoinRequest JobHost::MyJoin() const {
   for (const std::string& line : state_.spec.parameters) request.add_parameters(line);
   for (const std::string& line : state_.spec.config) request.add_config(line);
   request.set_leaving(state_.phase == JobPhase::kLeaving);
-  if (WantsGeneration(state_)) {
-    request.set_round(round_ + 1);
-    request.set_generation(state_.generation);
-  }
+  if (WantsGeneration(state_)) AddRound(request);
   return request;
 }
 

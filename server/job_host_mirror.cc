@@ -14,24 +14,24 @@ namespace zeroshard {
 //
 // A job that is going back already goes to that mirror, or, when that is damaged, to an earlier one
 // that all workers have: what they took since is of the same history, and earlier ones of another
-// history are gone by then.
-std::optional<MirrorPoint> JobHost::CommonMirror() const {
-  if (!regions_) return std::nullopt;
-  std::vector<std::vector<MirrorPoint>> mirrors = regions_->Mirrors();
+// history are gone by then. The same holds after it has gone back, and in jobs that span daemons,
+// which do nothing else that is a restore.
+std::vector<MirrorPoint> JobHost::CommonMirrors() const {
+  if (!regions_) return {};
+  std::vector<MirrorPoint> common = CommonPoints(regions_->Mirrors());
   if (state_.going_back.has_value()) {
-    for (std::vector<MirrorPoint>& of_worker : mirrors) {
-      std::erase_if(of_worker, [&](const MirrorPoint& point) {
-        return point.attempt > state_.going_back->attempt;
-      });
-    }
-    return NewestCommon(mirrors);
+    std::erase_if(common, [&](const MirrorPoint& point) {
+      return point.attempt > state_.going_back->attempt;
+    });
+    return common;
   }
-  const std::optional<MirrorPoint> newest = NewestCommon(mirrors);
-  if (!newest.has_value()) return std::nullopt;
   const Board& board = regions_->board();
-  const bool restored = board.header().decision.attempt.load() < board.committed_attempt();
-  if (restored && newest->attempt < board.committed_attempt()) return std::nullopt;
-  return newest;
+  const uint64_t committed = board.committed_attempt();
+  const bool restored = board.header().decision.attempt.load() < committed;
+  if (restored && committed != went_back_as_ && !plan_->placement.spans()) {
+    std::erase_if(common, [&](const MirrorPoint& point) { return point.attempt < committed; });
+  }
+  return common;
 }
 
 void JobHost::OnDeviceLost(uint32_t w, uint32_t incarnation,
@@ -39,13 +39,14 @@ void JobHost::OnDeviceLost(uint32_t w, uint32_t incarnation,
   LogError(absl::StrCat("job ", state_.name, ": worker ", Global(w), ": ", message.message()));
   if (!data_plane() || !regions_) return;
   workers_[w].fatal = absl::AbortedError(message.message());
-  // Its successor makes new memory.
+  // Its successor makes new memory, and has nothing in it yet.
   regions_->ForgetDevice(Global(w));
+  workers_[w].went_back = 0;
   DeviceLost lost;
   lost.worker = w;
   lost.incarnation = incarnation;
   lost.why = message.message();
-  lost.mirror = CommonMirror();
+  lost.mirror = NewestOf(CommonMirrors());
   const std::string remove = absl::StrCat("`zeroshard remove ", state_.name, "`, start it anew");
   lost.advice = last_checkpoint_.empty()
                     ? absl::StrCat(remove, "; it has saved no checkpoint since it began")
@@ -62,6 +63,7 @@ void JobHost::Do(const GoBack& action) {
   internal::v1::GoBack& command = *message.mutable_go_back();
   command.set_request(go_back_);
   command.set_attempt(action.mirror.attempt);
+  command.set_committed_as(action.committed_as);
   command.mutable_poison()->set_generation(state_.generation);
   command.mutable_poison()->set_code(static_cast<uint32_t>(absl::StatusCode::kAborted));
   command.mutable_poison()->set_message(
@@ -79,6 +81,7 @@ void JobHost::OnWentBack(uint32_t w, const internal::v1::WentBack& message) {
   Feed(WentBack{});
   if (state_.going_back.has_value()) return;  // a worker is gone meanwhile
   ++times_gone_back_;
+  went_back_as_ = regions_->board().committed_attempt();
   if (environment_.metrics != nullptr) environment_.metrics->CountGoneBack(state_.name);
 }
 

@@ -19,6 +19,7 @@ void Decider::On(const DeviceLost& in) {
         absl::StrCat(lost, " of ", Job(), ": ", in.why,
                      ": what it held is lost, and there is no mirror of it; ", in.advice)));
   }
+  if (next_.spans) return LoseOnOneNode(lost, in.why);
   // The one that it was going back to is damaged.
   const bool earlier = next_.going_back.has_value();
   next_.going_back = in.mirror;
@@ -30,12 +31,40 @@ void Decider::On(const DeviceLost& in) {
   Emit("going-back", sentence);
 }
 
+// Which state the others can go back to is not known here: their generation ends, and the daemons
+// agree on it when all ranks wait.
+void Decider::LoseOnOneNode(const std::string& lost, const std::string& why) {
+  if (next_.phase == JobPhase::kLeaving) return End(absl::StrCat(lost, ": ", why));
+  next_.going_back.reset();
+  next_.lost = lost;
+  const std::string sentence = absl::StrCat(lost, ": the job goes back to its last mirror");
+  if (!next_.parted) {
+    Poison(absl::AbortedError(sentence));
+    if (next_.phase != JobPhase::kReady) Part();
+  }
+  Say(absl::StrCat(sentence, ": ", why));
+}
+
+void Decider::On(const GoBackAgreed& in) {
+  if (!next_.parted || next_.phase == JobPhase::kFailed) return;
+  next_.missing_nodes.clear();
+  next_.going_back = in.mirror;
+  next_.goes_back_as = in.committed_as;
+  const std::string sentence = absl::StrCat(in.lost, ": the job goes back to step ", in.mirror.step,
+                                            ", the newest one that the mirrors of all nodes hold");
+  Say(sentence);
+  Emit("going-back", sentence);
+  if (WorkersReady()) actions_.push_back(GoBack{in.mirror, in.committed_as});
+}
+
 void Decider::On(const WentBack&) {
   if (!next_.going_back.has_value() || !WorkersReady()) return;
   const std::string back = absl::StrCat("went back to step ", next_.going_back->step);
   Say(back);
   Emit("went-back", back);
   next_.going_back.reset();
+  next_.lost.clear();
+  if (next_.spans) return;                           // the daemons agree on what comes next
   if (!Ranks(RankPhase::kAttached).empty()) return;  // their generation is dropped when they left
   DropGeneration();
   const bool wanted = next_.phase == JobPhase::kStarting || next_.phase == JobPhase::kReady;

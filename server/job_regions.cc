@@ -184,6 +184,12 @@ std::vector<std::vector<MirrorPoint>> JobRegions::Mirrors() const {
   return points;
 }
 
+uint64_t JobRegions::LastAttempt() const {
+  uint64_t last = 0;
+  for (const Board& board : boards_) last = std::max(last, board.attempt());
+  return last;
+}
+
 void JobRegions::KillCounters() const {
   for (const MappedRegion& map : counters_) {
     DeviceCounters& counters = *map.As<DeviceCounters>();

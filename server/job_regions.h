@@ -85,6 +85,8 @@ class JobRegions {
     return *rank_pages_[r - placement_.first_rank()].As<RankPage>();
   }
   const Board& board() const { return boards_.front(); }
+  // The highest attempt of any board.
+  uint64_t LastAttempt() const;
   // The sign of life of a worker of this node, numbered as in the job.
   uint64_t Beats(const JobPlan& plan, uint32_t w) const;
   const std::string& socket_path(uint32_t w) const {

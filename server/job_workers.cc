@@ -69,8 +69,12 @@ void Decider::On(const WorkerReady& in) {
   Say(absl::StrCat(WorkerName(in.worker), " is ready"));
   Emit("worker-ready", reason_);
   if (next_.going_back.has_value()) {
-    if (WorkersReady()) actions_.push_back(GoBack{*next_.going_back});
+    if (WorkersReady()) actions_.push_back(GoBack{*next_.going_back, next_.goes_back_as});
     return;
+  }
+  // What its predecessor was told is told to the workers of other nodes by this one.
+  if (next_.spans && next_.data_plane && !next_.poison.ok()) {
+    actions_.push_back(PoisonGeneration{next_.poison});
   }
   const bool wanted = next_.phase == JobPhase::kStarting || next_.phase == JobPhase::kReady;
   if (wanted && !Ranks(RankPhase::kWaiting).empty()) AttachWaiting();
@@ -169,6 +173,8 @@ void Decider::On(const GenerationAgreed& in) {
   next_.alive_since = in.generation;
   actions_.push_back(DropAttempt{});
   Say(absl::StrCat("all nodes agree on generation ", in.generation));
+  // Lost since this node was asked; the others begin what cannot go on.
+  if (!next_.lost.empty()) return LoseOnOneNode(next_.lost, "before the generation began");
   if (next_.phase == JobPhase::kStarting) AttachWaiting();
 }
 
@@ -179,7 +185,7 @@ void Decider::On(const NodeLost& in) {
 }
 
 bool WantsGeneration(const JobState& state) {
-  return state.parted && state.phase == JobPhase::kStarting;
+  return state.parted && state.phase == JobPhase::kStarting && !state.going_back.has_value();
 }
 
 void Decider::On(const RemoveRequested& in) {

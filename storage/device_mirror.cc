@@ -186,17 +186,25 @@ std::vector<MirrorPoint> DeviceMirror::PointsIn(std::span<const std::byte> memor
   return points;
 }
 
-std::optional<MirrorPoint> NewestCommon(std::span<const std::vector<MirrorPoint>> points) {
-  std::optional<MirrorPoint> newest;
-  if (points.empty()) return newest;
+std::vector<MirrorPoint> CommonPoints(std::span<const std::vector<MirrorPoint>> points) {
+  std::vector<MirrorPoint> common;
+  if (points.empty()) return common;
   for (const MirrorPoint& point : points.front()) {
-    const bool common =
+    const bool everywhere =
         std::all_of(points.begin(), points.end(), [&](const std::vector<MirrorPoint>& of_worker) {
           return std::find(of_worker.begin(), of_worker.end(), point) != of_worker.end();
         });
-    if (common && (!newest.has_value() || point.attempt > newest->attempt)) newest = point;
+    if (everywhere) common.push_back(point);
   }
-  return newest;
+  return common;
+}
+
+std::optional<MirrorPoint> NewestOf(std::span<const MirrorPoint> points) {
+  const auto newest = std::max_element(
+      points.begin(), points.end(),
+      [](const MirrorPoint& a, const MirrorPoint& b) { return a.attempt < b.attempt; });
+  if (newest == points.end()) return std::nullopt;
+  return *newest;
 }
 
 }  // namespace zeroshard

@@ -143,9 +143,10 @@ class DeviceMirror {
   Identity identity_;
 };
 
-// The newest state that all workers' mirrors hold, given the points of each; nothing when there is
-// none.
-std::optional<MirrorPoint> NewestCommon(std::span<const std::vector<MirrorPoint>> points);
+// The states that all workers' mirrors hold, given the points of each.
+std::vector<MirrorPoint> CommonPoints(std::span<const std::vector<MirrorPoint>> points);
+// The newest of some; nothing when there is none.
+std::optional<MirrorPoint> NewestOf(std::span<const MirrorPoint> points);
 
 }  // namespace zeroshard
 

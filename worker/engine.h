@@ -82,8 +82,8 @@ class Engine {
   bool IsMoving() const { return mover_.has_value() && mover_->pending(); }
 
   // A device was lost: this worker's states are again as its mirror of the attempt has them, and
-  // the leader sets the job's numbers; the generation is dead of it. May be done again. Errors are
-  // the device's, or say that there is no such mirror.
+  // the leader of the island sets the job's numbers; the generation is dead of it. May be done
+  // again. Errors are the device's, or say that there is no such mirror.
   absl::Status GoBack(const internal::v1::GoBack& command);
 
   // Does all that can be done now.
@@ -98,8 +98,10 @@ class Engine {
   // The job's numbers, update counts and user_states as of the last commit.
   records::v1::JobState JobState() const;
   // After this worker's shard was loaded: every worker forgets gradients of the step in flight; the
-  // leader sets the job's numbers. With parameters_only the numbers stay.
-  absl::Status FinishRestore(const records::v1::JobState& state, bool parameters_only);
+  // leader of each island sets the job's numbers, committed as the attempt in flight, or as a later
+  // one `committed_as`. With parameters_only the numbers stay.
+  absl::Status FinishRestore(const records::v1::JobState& state, bool parameters_only,
+                             uint64_t committed_as = 0);
   // What brings frames and requests to this engine while it waits by itself (MakeReadable) and
   // between the sums of two large units or of some small ones.
   void SetPump(std::function<void()> pump) { pump_ = std::move(pump); }

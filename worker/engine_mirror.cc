@@ -38,7 +38,7 @@ bool Engine::IsMirrored() {
     const MirrorPoint point = {board.committed_attempt(), board.numbers().step};
     mirrors_anew_ = board.header().decision.attempt.load() < point.attempt && !went_back_;
     std::string numbers;
-    if (context_.is_leader()) numbers = JobState().SerializeAsString();
+    if (context_.is_island_leader()) numbers = JobState().SerializeAsString();
     // Another commit in between: what was read is of neither.
     if (board.committed_attempt() != point.attempt) return false;
     if (const absl::Status status = device_->StartMirror(point, std::move(numbers), pool_);
@@ -72,11 +72,11 @@ absl::Status Engine::GoBack(const internal::v1::GoBack& command) {
   mirroring_ = false;
   ZS_ASSIGN_OR_RETURN(const std::string numbers, device_->LoadMirror(command.attempt(), pool_));
   records::v1::JobState state;
-  if (context_.is_leader() && !state.ParseFromString(numbers)) {
+  if (context_.is_island_leader() && !state.ParseFromString(numbers)) {
     return absl::DataLossError("the job's numbers in the mirror are not readable");
   }
   ZS_FAULT_POINT("worker.device.mirror.before_numbers");
-  ZS_RETURN_IF_ERROR(FinishRestore(state, /*parameters_only=*/false));
+  ZS_RETURN_IF_ERROR(FinishRestore(state, /*parameters_only=*/false, command.committed_as()));
   went_back_ = true;
   LogInfo(absl::StrCat("went back job=", context_.memory().start().job(), " worker=", context_.me(),
                        " attempt=", command.attempt()));

@@ -67,7 +67,8 @@ records::v1::JobState Engine::StateAfterStep() const {
 
 // A restore commits the attempt in flight with the checkpoint's numbers; gradients sent for it are
 // dropped.
-absl::Status Engine::FinishRestore(const records::v1::JobState& state, bool parameters_only) {
+absl::Status Engine::FinishRestore(const records::v1::JobState& state, bool parameters_only,
+                                   uint64_t committed_as) {
   const Board& board = context_.board();
   for (uint32_t unit = 0; unit < context_.layout().units().size(); ++unit) SetInitialized(unit);
   shard_.Abandon();
@@ -75,7 +76,9 @@ absl::Status Engine::FinishRestore(const records::v1::JobState& state, bool para
   BoardHeader& header = board.header();
   if (!context_.is_island_leader()) return absl::OkStatus();
   header.epoch.fetch_add(1);
-  const uint64_t attempt = board.attempt();
+  // It may be committed already, and a predecessor have died behind that.
+  if (committed_as > header.attempt.load()) header.attempt.store(committed_as);
+  const uint64_t attempt = committed_as != 0 ? committed_as : board.attempt();
   JobNumbers numbers = board.numbers();
   if (!parameters_only) {
     const size_t parameters = context_.layout().parameters().size();

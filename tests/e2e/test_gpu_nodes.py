@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import time
 
@@ -21,18 +22,19 @@ LONG = {"steps": 24, "pause_ms": 20, "stage": 3, "dtype": "bf16"}
 ORDER = {"reduction_order": "ranks_first", "ranks_per_group": 2}
 
 
-def pair(node, config=""):
-    """Two daemons with two of the node's four GPUs each."""
+def pair(node, config="", **faults):
+    """Two daemons with two of the node's four GPUs each; with faults of their workers (gpu_jobs.Node.daemon)."""
     addresses = json.dumps([f"127.0.0.1:{port}" for port in free_ports(2)])
-    return [node.daemon(2, first=2 * place, config=f"cluster: {{node: {place}, addresses: {addresses}}}\n{config}")
+    return [node.daemon(2, first=2 * place, config=f"cluster: {{node: {place}, addresses: {addresses}}}\n{config}",
+                        **faults)
             for place in range(2)]
 
 
 class Job(gpu_jobs.Job):
     """Ranks 0 and 1 at the first daemon, 2 and 3 at the second."""
 
-    def __init__(self, node, daemons, name, tier="gpu", **options):
-        config = {**gpu_jobs.tier(tier, None), "zeroshard": ORDER}
+    def __init__(self, node, daemons, name, tier="gpu", mirror_steps=0, **options):
+        config = {**gpu_jobs.tier(tier, None), "zeroshard": {**ORDER, "gpu_mirror_steps": mirror_steps}}
         super().__init__(node, daemons[0], name, RANKS, save=None, local_ranks=2, config=config, **options)
         self.daemons = daemons
 
@@ -142,6 +144,22 @@ def test_ranks_of_both_nodes_go_on_in_their_processes_when_one_is_killed(daemons
     reports, said = check(one, expected(**LONG))
     assert len({report["generation"] for report in reports}) == 1 and reports[0]["generation"] >= 3, reports
     assert "goes on after" in said[1], said
+
+
+@pytest.mark.parametrize("tier, worker", [("half", 3)] if SHORT else [("half", 3), ("gpu", 0)])
+def test_a_lost_gpu_takes_all_nodes_back_to_the_same_mirror(expected, tier, worker):
+    # An error that the other processes of the GPU do not see, so that trainers can go on in theirs.
+    fault = f"lost:150:CUDA_ERROR_HARDWARE_STACK_ERROR,once=1,only=--worker={worker}"
+    with gpu_jobs.Node() as node:
+        daemons = pair(node, "rejoin_timeout: 20s\n", cuda=fault)
+        with contextlib.closing(Job(node, daemons, "gpt", tier=tier, mirror_steps=5, lives=5, **LONG)) as one:
+            one.start()
+            wait_for(lambda: one.view().get("counters", {}).get("times_gone_back"), "the way back")
+            _, said = check(one, expected(**LONG))
+        told = rf"device lost on worker {worker}: the job goes back to step (\d+), the newest one that"
+        steps = [set(re.findall(told, daemon.text())) for daemon in daemons]
+        assert steps[0] == steps[1] and len(steps[0]) == 1, steps
+    assert all("goes on after" in text and f"device lost on worker {worker}" in text for text in said), said
 
 
 def test_a_collective_that_hangs_between_nodes_ends_in_time_for_all(node, job, expected):

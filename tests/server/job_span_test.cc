@@ -218,6 +218,103 @@ TEST(JobSpan, AGenerationOnGpusThatBeganWithoutThisNodeEndsAgain) {
   EXPECT_TRUE(WantsGeneration(job.state_));
 }
 
+constexpr MirrorPoint kMirror = {.attempt = 41, .step = 40};
+
+// Its worker 1 loses its GPU in the middle of a generation.
+class LosingStory : public SpanningPlaneStory {
+ public:
+  void Lose(std::optional<MirrorPoint> mirror = kMirror) {
+    Feed(DeviceLost{0, state_.workers[0].incarnation, "ECC error", mirror, "start anew"});
+    lost_ = actions_;
+    Feed(WorkerDied{0, state_.workers[0].incarnation, "exit 1", absl::OkStatus()});
+    if (Count<StartWorker>() == 0 && state_.phase != JobPhase::kFailed) TickAtDeadline();
+  }
+  void LoseAndReturn() {
+    Lose();
+    Return(2);
+    Return(3);
+  }
+
+  std::vector<JobAction> lost_;
+};
+
+TEST(JobSpan, ALostGpuIsToldToAllNodesAndTheyAgreeOnAMirror) {
+  LosingStory job;
+  job.Lose();
+  const auto poison = ActionsOf<PoisonGeneration>(job.lost_);
+  ASSERT_EQ(poison.size(), 1u);
+  EXPECT_EQ(std::string(poison[0].status.message()),
+            "device lost on worker 1: the job goes back to its last mirror");
+  job.Ready(0);
+  EXPECT_EQ(job.Count<PoisonGeneration>(), 1u) << "the worker that died could not tell the others";
+  EXPECT_EQ(job.Count<GoBack>(), 0u) << "not known where to";
+  job.Return(2);
+  job.Return(3);
+  EXPECT_TRUE(WantsGeneration(job.state_));
+  EXPECT_EQ(job.state_.lost, "device lost on worker 1");
+  job.Feed(GoBackAgreed{.mirror = kMirror, .committed_as = 50, .lost = job.state_.lost});
+  ASSERT_EQ(job.Count<GoBack>(), 1u);
+  EXPECT_EQ(job.All<GoBack>()[0].mirror, kMirror);
+  EXPECT_EQ(job.All<GoBack>()[0].committed_as, 50u);
+  EXPECT_THAT(job.reason_, HasSubstr("goes back to step 40"));
+  EXPECT_FALSE(WantsGeneration(job.state_)) << "others wait for this node";
+  job.Feed(WentBack{});
+  EXPECT_EQ(job.Count<DropAttempt>() + job.Count<ReplyAttached>(), 0u);
+  EXPECT_TRUE(WantsGeneration(job.state_));
+  EXPECT_EQ(job.state_.lost, "");
+  job.Feed(GenerationAgreed{17});
+  EXPECT_EQ(job.Count<DropAttempt>(), 1u);
+  EXPECT_EQ(job.Count<ReplyAttached>(), 2u);
+}
+
+TEST(JobSpan, ANodeThatLostNothingGoesBackOnceItsWorkersAreReady) {
+  SpanningPlaneStory job;
+  job.HearOfDeath();
+  job.Return(2);
+  job.Return(3);
+  job.Feed(WorkerDied{0, 1, "killed by signal 9", absl::OkStatus()});
+  job.Feed(GoBackAgreed{.mirror = kMirror, .committed_as = 50, .lost = "device lost on worker 0"});
+  EXPECT_EQ(job.Count<GoBack>(), 0u);
+  job.Ready(0);
+  ASSERT_EQ(job.Count<GoBack>(), 1u);
+  EXPECT_EQ(job.All<GoBack>()[0].committed_as, 50u);
+  job.Feed(WentBack{});
+  EXPECT_TRUE(WantsGeneration(job.state_));
+}
+
+TEST(JobSpan, ADamagedMirrorIsAgreedUponAgain) {
+  LosingStory job;
+  job.LoseAndReturn();
+  job.Ready(0);
+  job.Feed(GoBackAgreed{.mirror = kMirror, .committed_as = 50, .lost = job.state_.lost});
+  job.Lose(MirrorPoint{.attempt = 31, .step = 30});
+  EXPECT_TRUE(WantsGeneration(job.state_)) << "the others have to know";
+  EXPECT_FALSE(job.state_.lost.empty());
+  job.Feed(WentBack{});  // of before
+  EXPECT_FALSE(job.state_.lost.empty());
+  job.Feed(GoBackAgreed{.mirror = {.attempt = 31, .step = 30}, .committed_as = 60, .lost = "it"});
+  job.Ready(0);
+  ASSERT_EQ(job.Count<GoBack>(), 1u);
+  EXPECT_EQ(job.All<GoBack>()[0].committed_as, 60u);
+  job.Lose(std::nullopt);
+  EXPECT_EQ(job.state_.phase, JobPhase::kFailed);
+}
+
+TEST(JobSpan, AGenerationThatBeganBeforeTheLossWasKnownEndsAgain) {
+  LosingStory job;
+  job.HearOfDeath();
+  job.Return(2);
+  job.Return(3);
+  job.Lose();
+  job.Feed(GenerationAgreed{17});
+  EXPECT_EQ(job.Count<DropAttempt>(), 1u);
+  EXPECT_EQ(job.Count<PoisonGeneration>(), 1u);
+  EXPECT_EQ(job.Count<ReplyAttached>(), 0u);
+  EXPECT_TRUE(WantsGeneration(job.state_));
+  job.Ready(0);
+  EXPECT_EQ(job.Count<ReplyAttached>(), 0u);
+}
+
 TEST(JobSpan, AJobOnGpusFailsWithANodeThatIsLost) {
   SpanningPlaneStory job;
   job.Feed(GenerationPoisoned{1, absl::UnavailableError("no connection to node 0"), true});

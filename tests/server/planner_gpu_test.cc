@@ -19,6 +19,7 @@ namespace {
 
 using internal::v1::WorkerRegion;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 absl::StatusOr<PlanInput> Input(const std::string& zero, const std::string& more = "") {
@@ -267,14 +268,23 @@ TEST(PlannerGpu, EachOfSeveralDaemonsHasAWorkerForEachOfItsRanks) {
               HasSubstr("has 3 ranks here and the daemon 2 GPUs"));
 }
 
-TEST(PlannerGpu, MirrorsOfSeveralDaemonsAreRefused) {
+TEST(PlannerGpu, EachOfSeveralDaemonsHasTheMirrorsOfItsWorkers) {
   absl::StatusOr<PlanInput> input =
       Input(R"("stage": 3)", R"("zeroshard": {"gpu_mirror_steps": 2}, )");
   ASSERT_TRUE(input.ok());
   input->nodes = 2;
+  input->node = 1;
   input->world_size = 4;
-  EXPECT_THAT(std::string(PlanJob(*input).status().message()),
-              AllOf(HasSubstr("spans 2 daemons"), HasSubstr("gpu_mirror_steps")));
+  input->local_ranks = 2;
+  const absl::StatusOr<JobPlan> plan = PlanJob(*input);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  std::vector<uint32_t> workers;
+  for (const RegionPlan& region : plan->regions) {
+    if (region.kind == internal::v1::WorkerRegion::KIND_DEVICE_MIRROR) {
+      workers.push_back(region.index);
+    }
+  }
+  EXPECT_THAT(workers, ElementsAre(2, 3));
 }
 
 struct Refusal {

@@ -144,14 +144,16 @@ TEST_F(DeviceMirrorTest, MemoryThatIsTooSmallIsRefused) {
             absl::StatusCode::kInvalidArgument);
 }
 
-TEST(NewestCommonTest, IsWhatEveryWorkerHas) {
+TEST(CommonPointsTest, AreWhatEveryWorkerHas) {
   const MirrorPoint ten{11, 10}, twenty{21, 20}, thirty{31, 30};
   using Points = std::vector<std::vector<MirrorPoint>>;
-  EXPECT_EQ(NewestCommon(Points{{ten, twenty}, {twenty, ten}}), twenty);
-  EXPECT_EQ(NewestCommon(Points{{thirty, twenty}, {twenty}}), twenty);
-  EXPECT_EQ(NewestCommon(Points{{thirty, twenty}, {ten}}), std::nullopt);
-  EXPECT_EQ(NewestCommon(Points{{ten}, {}}), std::nullopt);
-  EXPECT_EQ(NewestCommon(Points{}), std::nullopt);
+  const auto newest = [](const Points& points) { return NewestOf(CommonPoints(points)); };
+  EXPECT_EQ(newest({{ten, twenty}, {twenty, ten}}), twenty);
+  EXPECT_EQ(newest({{thirty, twenty}, {twenty}}), twenty);
+  EXPECT_EQ(newest({{thirty, twenty}, {ten}}), std::nullopt);
+  EXPECT_EQ(newest({{ten}, {}}), std::nullopt);
+  EXPECT_EQ(newest({}), std::nullopt);
+  EXPECT_EQ(CommonPoints(Points{{ten, twenty, thirty}, {thirty, ten}}).size(), 2u);
 }
 
 }  // namespace

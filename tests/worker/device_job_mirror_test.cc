@@ -35,6 +35,11 @@ internal::v1::GoBack GoBackTo(DeviceJob& job, uint64_t attempt) {
   command.mutable_poison()->set_generation(job.job().memory(0).board().header().generation.load());
   command.mutable_poison()->set_code(static_cast<uint32_t>(absl::StatusCode::kAborted));
   command.mutable_poison()->set_message("the job goes back");
+  const JobMemory& memory = job.job().memory(0);
+  for (uint32_t w = 0; w < memory.workers() && !memory.one_island(); ++w) {
+    const uint64_t attempt = job.job().memory(w).board().attempt();
+    command.set_committed_as(std::max(command.committed_as(), attempt + 1));
+  }
   return command;
 }
 
@@ -115,6 +120,46 @@ TEST(DeviceJobMirrorTest, AlsoOfOtherFormsAndOfStatesThatArePartlyOnTheHost) {
   ExpectTheBitsAfterALoss(
       {.stage = 3, .tier = TIER_HOST, .ratio = 0.5, .mirror_steps = 2, .host_parameters = true},
       {0});
+}
+
+TEST(DeviceJobMirrorTest, AlsoWorkersThatShareNoMemory) {
+  ExpectTheBitsAfterALoss({.stage = 3, .mirror_steps = 2, .islands = true}, {0});
+  ExpectTheBitsAfterALoss({.stage = 2, .tier = TIER_HOST, .mirror_steps = 2, .islands = true}, {1});
+}
+
+// One of them has yet to commit what the other one has committed.
+TEST(DeviceJobMirrorTest, IslandsAtDifferentAttemptsGoBackTogether) {
+  const DeviceCase c{.stage = 3, .mirror_steps = 2, .islands = true};
+  for (const uint32_t lost : {0u, 1u}) {
+    DeviceJob job(c, Where::kDevice);
+    job.Train(0, 5);
+    const MirrorPoint last = LastMirror(job, 1);
+    ASSERT_EQ(last.step, 4u);
+    job.Scatter(5);
+    for (uint32_t rank = 0; rank < 2; ++rank) job.job().Step(rank, 1, 0.01);
+    const auto committed = [&](uint32_t w) {
+      return job.job().memory(w).board().committed_attempt();
+    };
+    for (int turn = 0; turn < 5000 && committed(0) == committed(1); ++turn) {
+      job.job().RunWorker(turn % 2);
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    ASSERT_NE(committed(0), committed(1));
+    job.job().LoseDevice(lost);
+    const internal::v1::GoBack command = GoBackTo(job, last.attempt);
+    for (const uint32_t w : {0u, 1u, 0u}) {
+      ASSERT_TRUE(job.job().engine(w).GoBack(command).ok()) << "may be said again";
+    }
+    for (uint32_t w = 0; w < 2; ++w) {
+      const Board& board = job.job().memory(w).board();
+      EXPECT_EQ(board.committed_attempt(), command.committed_as());
+      EXPECT_EQ(board.attempt(), command.committed_as() + 1);
+      EXPECT_EQ(board.numbers().step, 4u);
+    }
+    job.NextGeneration();
+    job.Train(4, kSteps);
+    EXPECT_TRUE(job.State() == TrainedOnHost(c, kSteps)) << lost;
+  }
 }
 
 // One worker has applied the decided step, the other one has lost its device before it.

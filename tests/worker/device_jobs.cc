@@ -57,11 +57,11 @@ Values GradientsOf(uint32_t step, uint32_t micro, uint32_t rank) {
 }  // namespace
 
 std::string Describe(const DeviceCase& c) {
-  return absl::StrCat(c.form, c.without_master ? " without master" : "", " stage ", c.stage,
-                      " ranks ", c.ranks, " micro-steps ", c.micro_steps, " tier ",
-                      model::v1::Tier_Name(c.tier), " ratio ", c.ratio,
-                      c.host_parameters ? " parameters on the host" : "", " dtype ",
-                      model::v1::DType_Name(c.dtype), " lanes ", c.lanes);
+  return absl::StrCat(
+      c.form, c.without_master ? " without master" : "", " stage ", c.stage, " ranks ", c.ranks,
+      " micro-steps ", c.micro_steps, " tier ", model::v1::Tier_Name(c.tier), " ratio ", c.ratio,
+      c.host_parameters ? " parameters on the host" : "", " dtype ", model::v1::DType_Name(c.dtype),
+      " lanes ", c.lanes, c.islands ? " islands" : "");
 }
 
 void PrintTo(const DeviceCase& c, std::ostream* out) { *out << Describe(c); }
@@ -115,6 +115,7 @@ LocalJobOptions DeviceJob::Options(Where where) {
 void DeviceJob::UseDevices(LocalJobOptions& options, Where where) {
   model::v1::EngineConfig& config = options.config;
   options.workers = case_.ranks;
+  options.islands = case_.islands;
   options.in_processes = where == Where::kProcesses;
   if (case_.tier == model::v1::TIER_NVME) {
     UseNvme(config, case_.ratio, /*parameters=*/false);

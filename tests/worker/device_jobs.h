@@ -30,6 +30,7 @@ struct DeviceCase {
   uint32_t mirror_steps = 0;
   bool host_parameters = false;
   bool without_master = false;  // whatever the form
+  bool islands = false;         // each worker one of its own
 };
 std::string Describe(const DeviceCase& c);
 void PrintTo(const DeviceCase& c, std::ostream* out);
