@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "client/completions.h"
 #include "client/dataplane/loader.h"
+#include "storage/partition.h"
 
 namespace zeroshard {
 namespace {
@@ -150,6 +151,12 @@ absl::Status CheckSizes(const Attachment& attachment) {
         absl::StrCat("the parameter window has ", attachment.parameter_window.size(),
                      " bytes, the layout needs ", attachment.layout.window_bytes()));
   }
+  const uint64_t ring = ParameterRingBytes(attachment.layout, attachment.reply.config());
+  if (attachment.gradient_window->size() < ring) {
+    return absl::DataLossError(absl::StrCat("the gradient window has ",
+                                            attachment.gradient_window->size(),
+                                            " bytes, the ring of parameters ", ring));
+  }
   if (attachment.rank_page.data() == nullptr) {
     return absl::DataLossError("the daemon handed out no completion page");
   }
@@ -177,7 +184,7 @@ absl::StatusOr<Attachment> AttachRank(const DaemonClient& daemon, const AttachOp
   Attachment attachment{.reply = std::move(reply),
                         .layout = std::move(layout),
                         .parameter_window = {},
-                        .gradient_window = {},
+                        .gradient_window = nullptr,
                         .rank_page = {},
                         .device_shared = {},
                         .device_counters = {}};
@@ -185,8 +192,9 @@ absl::StatusOr<Attachment> AttachRank(const DaemonClient& daemon, const AttachOp
       attachment.parameter_window,
       MapRegion(attachment.reply, fds, Region::KIND_PARAMETER_WINDOW, Access::kReadOnly));
   ZS_ASSIGN_OR_RETURN(
-      attachment.gradient_window,
+      MappedRegion gradients,
       MapRegion(attachment.reply, fds, Region::KIND_GRADIENT_WINDOW, Access::kReadWrite));
+  attachment.gradient_window = std::make_shared<const MappedRegion>(std::move(gradients));
   ZS_ASSIGN_OR_RETURN(attachment.rank_page,
                       MapRegion(attachment.reply, fds, Region::KIND_RANK_PAGE, Access::kReadOnly));
   ZS_RETURN_IF_ERROR(TakeDeviceRegions(fds, attachment));

@@ -24,7 +24,7 @@ struct Attachment {
   trainer::v1::AttachReply reply;
   Layout layout;
   MappedRegion parameter_window;
-  MappedRegion gradient_window;
+  std::shared_ptr<const MappedRegion> gradient_window;  // to be written; never null
   MappedRegion rank_page;
   // Of jobs on GPUs: device memory of the rank's worker, and the counters shared with it.
   UniqueFd device_shared;

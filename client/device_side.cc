@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -89,12 +90,17 @@ absl::StatusOr<std::unique_ptr<DeviceSide>> DeviceSide::Create(Attachment& attac
   ZS_ASSIGN_OR_RETURN(const DataPlaneLibrary* library, LoadDataPlaneLibrary());
   const trainer::v1::AttachReply& reply = attachment.reply;
   const model::v1::EngineConfig& config = reply.config();
+  std::vector<uint64_t> shard_bytes;
   std::vector<ParameterSpec> parameters(attachment.layout.parameters().begin(),
                                         attachment.layout.parameters().end());
   absl::StatusOr<Layout> layout = Layout::Create(std::move(parameters), options.world_size);
   if (!layout.ok()) return layout.status();
   ZS_ASSIGN_OR_RETURN(DataPlaneConfig plane_config, PlaneConfig(*layout, config));
   ZS_ASSIGN_OR_RETURN(std::vector<DeviceUnitPlace> places, PlacesOf(*layout, config, options.rank));
+  for (uint32_t unit = 0; unit < layout->units().size(); ++unit) {
+    shard_bytes.push_back(layout->slice(unit, options.rank).elements() *
+                          SizeOf(layout->units()[unit].dtype));
+  }
   DataPlaneOptions plane{
       .layout = *std::move(layout),
       .config = plane_config,
@@ -111,7 +117,8 @@ absl::StatusOr<std::unique_ptr<DeviceSide>> DeviceSide::Create(Attachment& attac
       .alive = [&channel] { return channel.Health(); },
   };
   const auto window = std::make_shared<const MappedRegion>(std::move(attachment.parameter_window));
-  if (HasHostParameters(config)) plane.host_parameters = window;
+  if (!HasDeviceParameters(config)) plane.host_parameters = window;
+  if (HasNvmeParameters(config)) plane.ring = attachment.gradient_window;
   if (reply.device().uuid().size() != plane.device_uuid.size()) {
     return absl::DataLossError("the daemon did not say which GPU the rank's worker has");
   }
@@ -132,6 +139,11 @@ absl::StatusOr<std::unique_ptr<DeviceSide>> DeviceSide::Create(Attachment& attac
   };
   std::unique_ptr<DeviceSide> side(new DeviceSide(attachment.layout, window, channel));
   ZS_ASSIGN_OR_RETURN(side->plane_, library->create(std::move(plane)));
+  if (HasNvmeParameters(config)) {
+    const uint64_t ring = ParameterRingBytes(attachment.layout, config);
+    side->feed_ = std::make_unique<ParameterFeed>(attachment.gradient_window->size() - ring, ring,
+                                                  std::move(shard_bytes), *side->plane_, channel);
+  }
   {
     absl::MutexLock lock(&side->mu_);
     side->attempt_ = channel.hello().attempt();
@@ -144,11 +156,18 @@ absl::StatusOr<std::unique_ptr<DeviceSide>> DeviceSide::Create(Attachment& attac
 
 absl::Status DeviceSide::Gathered(RequestId id, std::span<const uint32_t> units) {
   bool wait = false;
+  bool first = false;
   {
     absl::MutexLock lock(&mu_);
-    for (const uint32_t unit : units) wait |= readable_[unit] == 0;
+    for (const uint32_t unit : units) {
+      wait |= readable_[unit] == 0;
+      first |= gathered_[unit] == 0;
+      gathered_[unit] = 1;
+    }
   }
   Note(id, units);
+  // The others gather it now.
+  if (first) ZS_RETURN_IF_ERROR(ArrangeAll());
   if (wait) {
     ZS_RETURN_IF_ERROR(channel_.Wait(id, channel_.timeout()));
     absl::MutexLock lock(&mu_);
@@ -197,13 +216,52 @@ absl::StatusOr<RequestId> DeviceSide::GatherAlone(std::span<const uint32_t> unit
   return last;
 }
 
+absl::StatusOr<RequestId> DeviceSide::GatherFed(std::span<const uint32_t> units, bool prefetch,
+                                                const Submit& submit) {
+  std::vector<uint32_t> staying;
+  std::copy_if(units.begin(), units.end(), std::back_inserter(staying),
+               [&](uint32_t unit) { return plane_->resident(unit); });
+  RequestId last = 0;
+  if (!staying.empty()) {
+    trainer::v1::SessionRequest gather;
+    gather.mutable_gather()->mutable_units()->Add(staying.begin(), staying.end());
+    gather.mutable_gather()->set_prefetch(prefetch);
+    ZS_ASSIGN_OR_RETURN(last, submit(std::move(gather)));
+    ZS_RETURN_IF_ERROR(Gathered(last, staying));
+  }
+  for (const uint32_t unit : units) {
+    if (plane_->resident(unit)) continue;
+    ZS_ASSIGN_OR_RETURN(last, feed_->Gather(unit, prefetch, submit));
+  }
+  Note(last, units);
+  return last;
+}
+
+absl::Status DeviceSide::Arrange(std::span<const uint32_t> units) {
+  return feed_ == nullptr ? absl::OkStatus() : feed_->Arrange(units);
+}
+
+absl::Status DeviceSide::ArrangeAll() {
+  return feed_ == nullptr ? absl::OkStatus() : feed_->ArrangeAll();
+}
+
+absl::Status DeviceSide::Release(std::span<const uint32_t> units, StreamHandle stream) {
+  ZS_RETURN_IF_ERROR(Arrange(units));
+  ZS_RETURN_IF_ERROR(plane_->Release(units, stream));
+  if (feed_ != nullptr) feed_->Released(units);
+  return absl::OkStatus();
+}
+
 std::vector<uint32_t> DeviceSide::UnitsOf(RequestId id) const {
   absl::MutexLock lock(&mu_);
   const auto gather = gathers_.find(id);
   return gather == gathers_.end() ? std::vector<uint32_t>{} : gather->second;
 }
 
-absl::Status DeviceSide::BeforeStep() { return plane_->Boundary(); }
+absl::Status DeviceSide::BeforeStep() {
+  if (feed_ != nullptr) ZS_RETURN_IF_ERROR(feed_->EndStep());
+  return plane_->Boundary();
+}
 
 void DeviceSide::StepSent(RequestId id) {
   absl::MutexLock lock(&mu_);
@@ -236,6 +294,7 @@ absl::Status DeviceSide::Settle(const std::function<absl::Status(RequestId)>& wa
 }
 
 absl::Status DeviceSide::Restored() {
+  if (feed_ != nullptr) ZS_RETURN_IF_ERROR(feed_->EndStep());
   {
     absl::MutexLock lock(&mu_);
     // A restore takes the identity of the step in flight, as a commit does.

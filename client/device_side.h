@@ -28,6 +28,7 @@
 #include "client/attach.h"
 #include "client/daemon_client.h"
 #include "client/dataplane/data_plane.h"
+#include "client/parameter_feed.h"
 #include "client/request_channel.h"
 #include "client/session.h"
 
@@ -53,6 +54,15 @@ class DeviceSide {
   // one. `submit` sends a request; returns the last one's id.
   using Submit = std::function<absl::StatusOr<RequestId>(trainer::v1::SessionRequest)>;
   absl::StatusOr<RequestId> GatherAlone(std::span<const uint32_t> units, const Submit& submit);
+  // Where parameters rest on the NVMe tier (feeds) all other gathers: units that do not stay have a
+  // request each, and are arranged later: before what needs them is asked of the data plane.
+  bool feeds() const { return feed_ != nullptr; }
+  absl::StatusOr<RequestId> GatherFed(std::span<const uint32_t> units, bool prefetch,
+                                      const Submit& submit);
+  absl::Status Arrange(std::span<const uint32_t> units);
+  absl::Status ArrangeAll();
+  // As DataPlane's.
+  absl::Status Release(std::span<const uint32_t> units, StreamHandle stream);
   // The units of a gather; empty for any other request.
   std::vector<uint32_t> UnitsOf(RequestId id) const;
 
@@ -80,16 +90,19 @@ class DeviceSide {
       : layout_(layout),
         window_(std::move(window)),
         channel_(channel),
-        readable_(layout.units().size(), 0) {}
+        readable_(layout.units().size(), 0),
+        gathered_(layout.units().size(), 0) {}
 
   const Layout& layout_;
   const std::shared_ptr<const MappedRegion> window_;  // parameters on the host, of all ranks
   RequestChannel& channel_;
   std::unique_ptr<DataPlane> plane_;
-  std::thread watcher_;  // ends before plane_
+  std::unique_ptr<ParameterFeed> feed_;  // null: parameters do not rest on the NVMe tier
+  std::thread watcher_;                  // ends before plane_
 
   mutable absl::Mutex mu_;
   std::vector<char> readable_ ABSL_GUARDED_BY(mu_);  // by unit: it has had values
+  std::vector<char> gathered_ ABSL_GUARDED_BY(mu_);  // by unit, with the others
   std::map<RequestId, std::vector<uint32_t>> gathers_ ABSL_GUARDED_BY(mu_);
   std::optional<RequestId> step_ ABSL_GUARDED_BY(mu_);
   uint64_t attempt_ ABSL_GUARDED_BY(mu_) = 0;

@@ -131,7 +131,7 @@ std::span<const std::byte> Session::parameter_window() const {
 
 std::span<std::byte> Session::gradient_window() const {
   if (!impl_->CheckHere().ok()) return {};
-  return impl_->attachment.gradient_window.bytes();
+  return impl_->attachment.gradient_window->bytes();
 }
 
 StepResult Session::step_result() const { return impl_->Result(); }
@@ -220,7 +220,7 @@ absl::StatusOr<RequestId> Session::Gather(std::span<const uint32_t> units, Gathe
   message.mutable_gather()->set_prefetch(options.prefetch);
   if (impl_->device != nullptr) {
     ZS_RETURN_IF_ERROR(impl_->Settle());
-    if (options.alone) return impl_->GatherAlone(units);
+    if (options.alone || impl_->device->feeds()) return impl_->GatherOnDevice(units, options);
   }
   ZS_ASSIGN_OR_RETURN(const RequestId id, impl_->channel->Submit(std::move(message)));
   if (impl_->device != nullptr) {
@@ -239,7 +239,7 @@ absl::StatusOr<RequestId> Session::Release(std::span<const uint32_t> units, Stre
   SessionRequest message;
   ZS_RETURN_IF_ERROR(impl_->SetUnits(units, message.mutable_release()->mutable_units()));
   if (impl_->device != nullptr) {
-    ZS_RETURN_IF_ERROR(impl_->Explain(impl_->device->plane().Release(units, stream)));
+    ZS_RETURN_IF_ERROR(impl_->Explain(impl_->device->Release(units, stream)));
   }
   return impl_->channel->Submit(std::move(message));
 }

@@ -1,6 +1,7 @@
 // The part of a session that jobs on GPUs have: gathers and scatters go through the data plane.
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
@@ -52,17 +53,22 @@ absl::Status Session::Impl::ScatterOnDevice(const ScatterRequest& request) {
                                           .stream = request.stream}));
 }
 
-absl::StatusOr<RequestId> Session::Impl::GatherAlone(std::span<const uint32_t> units) {
-  absl::StatusOr<RequestId> id = device->GatherAlone(
-      units,
-      [this](trainer::v1::SessionRequest message) { return channel->Submit(std::move(message)); });
+absl::StatusOr<RequestId> Session::Impl::GatherOnDevice(std::span<const uint32_t> units,
+                                                        const GatherOptions& options) {
+  const auto submit = [this](trainer::v1::SessionRequest message) {
+    return channel->Submit(std::move(message));
+  };
+  absl::StatusOr<RequestId> id = options.alone ? device->GatherAlone(units, submit)
+                                               : device->GatherFed(units, options.prefetch, submit);
   if (!id.ok()) return Explain(id.status());
   return id;
 }
 
 absl::Status Session::Impl::FinishOnDevice(RequestId id) {
   if (device->IsUnsettledStep(id)) return Settle();
-  for (const uint32_t unit : device->UnitsOf(id)) {
+  const std::vector<uint32_t> units = device->UnitsOf(id);
+  ZS_RETURN_IF_ERROR(Explain(device->Arrange(units)));
+  for (const uint32_t unit : units) {
     ZS_RETURN_IF_ERROR(Explain(device->plane().WaitOnHost(unit)));
   }
   return absl::OkStatus();
@@ -92,6 +98,7 @@ absl::Status Session::AbandonDeviceSlot(uint64_t offset) {
 absl::Status Session::WaitOn(std::span<const uint32_t> units, StreamHandle stream) {
   ZS_RETURN_IF_ERROR(impl_->CheckOnDevice());
   ZS_RETURN_IF_ERROR(impl_->Settle());
+  ZS_RETURN_IF_ERROR(impl_->Explain(impl_->device->Arrange(units)));
   for (const uint32_t unit : units) {
     ZS_RETURN_IF_ERROR(impl_->Explain(impl_->device->plane().WaitOn(unit, stream)));
   }
@@ -101,12 +108,14 @@ absl::Status Session::WaitOn(std::span<const uint32_t> units, StreamHandle strea
 absl::Status Session::Refresh() {
   ZS_RETURN_IF_ERROR(impl_->CheckOnDevice());
   ZS_RETURN_IF_ERROR(impl_->Settle());
+  ZS_RETURN_IF_ERROR(impl_->Explain(impl_->device->ArrangeAll()));
   return impl_->Explain(impl_->device->plane().Refresh());
 }
 
 absl::Status Session::Barrier() {
   ZS_RETURN_IF_ERROR(impl_->CheckOnDevice());
   ZS_RETURN_IF_ERROR(impl_->Settle());
+  ZS_RETURN_IF_ERROR(impl_->Explain(impl_->device->ArrangeAll()));
   return impl_->Explain(impl_->device->plane().Barrier());
 }
 

@@ -21,6 +21,7 @@
 #include "client/session.h"
 #include "client/slot_ring.h"
 #include "proto/trainer.pb.h"
+#include "storage/partition.h"
 
 namespace zeroshard {
 
@@ -32,7 +33,8 @@ struct Session::Impl {
         job(attach_options.job),
         attachment(std::move(attached)),
         warnings(attachment.reply.warnings().begin(), attachment.reply.warnings().end()),
-        slots(attachment.gradient_window.size()),
+        slots(attachment.gradient_window->size() -
+              ParameterRingBytes(attachment.layout, attachment.reply.config())),
         groups(attach_options.groups) {}
 
   absl::Status Open(std::function<bool()> interrupted);
@@ -48,7 +50,8 @@ struct Session::Impl {
   absl::Status ScatterOnDevice(const ScatterRequest& request);
   // What a completed request still needs before its Wait may return.
   absl::Status FinishOnDevice(RequestId id);
-  absl::StatusOr<RequestId> GatherAlone(std::span<const uint32_t> units);
+  absl::StatusOr<RequestId> GatherOnDevice(std::span<const uint32_t> units,
+                                           const GatherOptions& options);
   StepResult Result();
   absl::Status CheckHere() const;
   absl::Status CheckUnit(uint32_t unit) const;

@@ -40,12 +40,6 @@ void CheckGpu(const Settings& settings, Findings& findings) {
                          "gradients and optimizer states once and not on every rank; the results "
                          "are those of 0."));
   }
-  if (stage == 3) {
-    Refuse(kParamDevice, "nvme",
-           "parameters of a job on GPUs rest in host memory or in GPU memory in this build; write "
-           "\"cpu\" or \"none\". offload_optimizer takes the optimizer states to nvme",
-           settings, findings);
-  }
   Refuse(kWindow, "in_place",
          "trainers on GPUs gather parameters into memory of their own; leave the window to "
          "\"auto\"",
@@ -54,11 +48,12 @@ void CheckGpu(const Settings& settings, Findings& findings) {
          "ranks on GPUs exchange over NCCL, and their workers share memory; leave the transport "
          "to \"auto\"",
          settings, findings);
-  if (settings.Text(kOptimizerDevice) == "nvme" && settings.Int(kMirror) > 0) {
+  const bool parameters = stage == 3 && settings.Text(kParamDevice) == "nvme";
+  if ((parameters || settings.Text(kOptimizerDevice) == "nvme") && settings.Int(kMirror) > 0) {
     findings.Error(settings.At(kMirror),
-                   Concat(kMirror,
-                          " keeps copies of all states in host memory, and these states are on "
-                          "nvme; write 0, and save checkpoints"));
+                   Concat(kMirror, " keeps copies of all states in host memory, and these ",
+                          parameters ? "parameters" : "states",
+                          " are on nvme; write 0, and save checkpoints"));
   }
   if (settings.Text(kOptimizerDevice) != "nvme") {
     NameIdle({kOptimizerPath},

@@ -48,7 +48,7 @@ constexpr std::array kKeys = std::to_array<KeySpec>({
     {"zero_optimization.offload_param", kBlock, "", kHonoured, "stage 3 only", 0, 0, kNull},
     {"zero_optimization.offload_param.device", kText, "\"none\"", kHonoured,
      "none and cpu: parameter shards rest in host memory; nvme: on the drives, but for max_in_cpu. "
-     "On GPUs: none, and they rest there; cpu, in host memory",
+     "On GPUs: none, and they rest there; cpu, in host memory; nvme, as here",
      0, 0, 0, "none|cpu|nvme"},
     {"zero_optimization.offload_param.nvme_path", kText, "null", kHonoured, kPath, 0, 0, kNull},
     {"zero_optimization.offload_param.buffer_count", kInt, "5", kHonoured,

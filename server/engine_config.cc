@@ -167,6 +167,27 @@ absl::Status SetTiers(const DsConfig& config, model::v1::EngineConfig& engine) {
   return absl::OkStatus();
 }
 
+// Where parameters of a job on GPUs rest.
+absl::Status SetParametersOfGpus(const PlanInput& input, model::v1::EngineConfig& engine) {
+  const OffloadConfig& offload = input.config.zero.offload_param;
+  engine.set_parameter_tier(model::v1::TIER_GPU);
+  if (engine.stage() < 3 || offload.device == OffloadDevice::kNone) return absl::OkStatus();
+  if (offload.device == OffloadDevice::kCpu) {
+    engine.set_parameter_tier(model::v1::TIER_HOST);
+    return absl::OkStatus();
+  }
+  if (input.nodes > 1) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "zero_optimization.offload_param.device is \"nvme\" and the job spans ", input.nodes,
+        " daemons, which on GPUs is not in this build; write \"cpu\" or \"none\", or attach all "
+        "ranks to one daemon"));
+  }
+  engine.set_parameter_tier(model::v1::TIER_NVME);
+  engine.set_host_parameter_elements(static_cast<uint64_t>(offload.max_in_cpu));
+  SetNvme(input.config, *engine.mutable_nvme());
+  return absl::OkStatus();
+}
+
 // A job on GPUs. What its configuration cannot be was refused when it was read.
 absl::Status SetDataPlane(const PlanInput& input, model::v1::EngineConfig& engine) {
   const auto gpus = static_cast<uint32_t>(input.devices.size());
@@ -186,9 +207,7 @@ absl::Status SetDataPlane(const PlanInput& input, model::v1::EngineConfig& engin
   if (replicated) engine.set_stage(2);
   engine.set_data_plane(true);
   engine.set_tiered(true);
-  const bool parameters_on_host =
-      engine.stage() == 3 && input.config.zero.offload_param.device == OffloadDevice::kCpu;
-  engine.set_parameter_tier(parameters_on_host ? model::v1::TIER_HOST : model::v1::TIER_GPU);
+  ZS_RETURN_IF_ERROR(SetParametersOfGpus(input, engine));
   engine.set_optimizer_tier(model::v1::TIER_GPU);
   engine.set_optimizer_ratio(1);
   engine.set_gpu_limit(static_cast<uint64_t>(input.config.zeroshard.gpu_limit));

@@ -91,6 +91,7 @@ TrainerGpuBytes TrainerGpuBytesOf(const Layout& layout, const model::v1::EngineC
 GpuHomes GpuHomesOf(const JobPlan& plan, const PartitionPlan& partition, const DevicePlan& device) {
   const Layout& layout = plan.layout.front();
   GpuHomes homes;
+  homes.offloads = HasNvmeParameters(plan.config);  // they come through the ring
   homes.states.resize(layout.units().size());
   for (const DeviceImage& image : device.images()) {
     if (image.elements == 0) continue;
@@ -119,6 +120,7 @@ GpuHomes GpuHomesOf(const JobPlan& plan, const PartitionPlan& partition, const D
   for (uint32_t u = 0; u < layout.units().size(); ++u) {
     const UnitPlan& unit = partition.unit(u);
     homes.unbacked_bytes += PagesOf({unit.slice}, unit.slice, unit.accumulator, g);
+    if (!HasDeviceParameters(plan.config)) continue;
     homes.unbacked_bytes +=
         PagesOf({unit.shard}, unit.shard, unit.shard_data, SizeOf(layout.units()[u].dtype));
   }

@@ -31,7 +31,7 @@ struct GpuHomes {
   uint64_t bytes = 0;           // of all of their arrays
   uint64_t scales = 0;          // bytes of scales among them
   uint64_t unbacked_bytes = 0;  // of partition memory that nothing takes: whole pages
-  bool offloads = false;        // some rest elsewhere
+  bool offloads = false;        // some rest elsewhere, or parameters on nvme
 };
 GpuHomes GpuHomesOf(const JobPlan& plan, const PartitionPlan& partition, const DevicePlan& device);
 

@@ -121,7 +121,8 @@ absl::StatusOr<MoveStatesReply> JobHost::MoveStates(const MoveStatesRequest& req
     return absl::FailedPreconditionError(
         absl::StrCat("job '", state_.name, "' is ", JobPhaseName(state_.phase)));
   }
-  const bool no_nvme = plan_->nvme_paths.empty() && (!data_plane() || to == model::v1::TIER_NVME);
+  const bool no_nvme = (!data_plane() || to == model::v1::TIER_NVME) &&
+                       (plan_->nvme_paths.empty() || !NvmePlan::HasStates(plan_->config));
   if (no_nvme || plan_->config.optimizer() == model::v1::OPTIMIZER_NONE) {
     return absl::FailedPreconditionError(absl::StrCat(
         "job '", state_.name, "' has no room on nvme for optimizer states; give ",

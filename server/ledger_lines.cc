@@ -211,7 +211,7 @@ absl::Status Ledger::AddWorker(uint32_t w) {
           return counted ? SizeOf(layout_.units()[u].dtype) : 0;
         },
         [&](uint32_t u) { return partition.unit(u).shard; },
-        {&homes.parameters, HasHostParameters(config_) ? nullptr : &shards});
+        {&homes.parameters, HasDeviceParameters(config_) ? &shards : nullptr});
     add(config_.stage() == 3 ? "parameters" : "parameters, shard", parameters,
         absl::StrCat(SizeOf(*DTypeFromProto(config_.compute_dtype())), "P/N"));
     if (HasHostParameters(config_)) sums.host -= parameters.data;  // not in the partition
@@ -332,7 +332,7 @@ void Ledger::AddIsland(uint32_t island) {
   }
   if (HasHostParameters(config_)) {
     Add("padding", holder, window - std::min(window, data), 0, "");  // the workers have the rest
-  } else if (config_.data_plane()) {
+  } else if (config_.data_plane() && !HasNvmeParameters(config_)) {
     Add("window", holder, window, 0, "");  // of exports; trainers have their own
   } else if (config_.stage() == 3 && config_.window() == model::v1::WINDOW_IN_PLACE) {
     Add("padding", holder, window - std::min(window, padded), 0, "");  // the workers have the rest
@@ -390,7 +390,8 @@ uint64_t WindowMemory(const Layout& layout, const model::v1::EngineConfig& confi
   for (uint32_t u = 0; u < layout.units().size(); ++u) {
     const Unit& unit = layout.units()[u];
     widest = std::max<uint64_t>(widest, SizeOf(unit.dtype));
-    if (!config.data_plane() && layout.persistent(u, config.persistence_threshold())) {
+    const bool stays = !config.data_plane() || HasNvmeParameters(config);
+    if (stays && layout.persistent(u, config.persistence_threshold())) {
       resident += (unit.bytes() + kWindowAlignment - 1) / kWindowAlignment * kWindowAlignment;
     } else {
       live_elements = std::max(live_elements, unit.elements());

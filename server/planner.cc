@@ -82,7 +82,8 @@ absl::Status AddRegions(JobPlan& plan) {
     AddRegion(plan, WorkerRegion::KIND_USER_STATE, island, island,
               UserStates::Bytes(plan.config.world_size(), plan.config.user_state_bytes()));
   }
-  const uint64_t gradient_window = GradientWindowBytes(layout, plan.config);
+  const uint64_t gradient_window =
+      GradientWindowBytes(layout, plan.config) + ParameterRingBytes(layout, plan.config);
   uint64_t local_accumulator = 0;
   if (UsesLocalAccumulators(plan.config)) {
     ZS_ASSIGN_OR_RETURN(const PartitionPlan local,

@@ -39,12 +39,10 @@ absl::Status CheckFrozen(const JobPlan& plan) {
     return absl::FailedPreconditionError(
         absl::StrCat("zeroshard.durability is \"power\", and parameter '",
                      plan.manifest.parameters(parameter).name(),
-                     "' is frozen: its values are in memory only, which is lost with the power. ",
-                     plan.config.data_plane()
-                         ? "Write \"process\", and save checkpoints"
-                         : "At stage 3, offload_param.device \"nvme\" with max_in_cpu 0 and "
-                           "stage3_param_persistence_threshold 0 puts them on the drives; or write "
-                           "\"process\""));
+                     "' is frozen: its values are in memory only, which is lost with the power. "
+                     "At stage 3, offload_param.device \"nvme\" with max_in_cpu 0 and "
+                     "stage3_param_persistence_threshold 0 puts them on the drives; or write "
+                     "\"process\""));
   }
   return absl::OkStatus();
 }

@@ -37,7 +37,7 @@ absl::Status CheckConfig(const Layout& layout, const PartitionPlan& partition,
         "device memory is of jobs with a data plane: tiered, stage 1, 2 or 3");
   }
   for (uint32_t u = 0; u < layout.units().size(); ++u) {
-    if (partition.unit(u).resident && !HasHostParameters(config)) {
+    if (partition.unit(u).resident && HasDeviceParameters(config)) {
       return absl::InvalidArgumentError("a unit rests in a window of the host");
     }
   }
@@ -78,7 +78,7 @@ absl::StatusOr<DevicePlan> DevicePlan::Create(const Layout& layout, const Partit
   ZS_RETURN_IF_ERROR(CheckConfig(layout, partition, config));
   ZS_ASSIGN_OR_RETURN(const DType accumulator, DTypeFromProto(config.accumulator_dtype()));
   DevicePlan plan;
-  plan.PlaceShared(layout, partition, SizeOf(accumulator));
+  plan.PlaceShared(layout, partition, SizeOf(accumulator), HasDeviceParameters(config));
   ZS_RETURN_IF_ERROR(plan.PlanImages(layout, partition, config));
   plan.PlaceStates(layout);
   std::string all;
@@ -98,7 +98,7 @@ absl::StatusOr<DevicePlan> DevicePlan::Create(const Layout& layout, const Partit
 }
 
 void DevicePlan::PlaceShared(const Layout& layout, const PartitionPlan& partition,
-                             uint64_t accumulator_bytes) {
+                             uint64_t accumulator_bytes, bool parameters) {
   uint64_t offset = 0;
   const auto place = [&](uint64_t bytes) {
     const uint64_t at = offset;
@@ -115,8 +115,7 @@ void DevicePlan::PlaceShared(const Layout& layout, const PartitionPlan& partitio
     units_[u].presence = offset + u * kPresenceBytes;
   }
   place(units_.size() * kPresenceBytes);
-  for (uint32_t u = 0; u < units_.size(); ++u) {
-    if (partition.unit(u).resident) continue;
+  for (uint32_t u = 0; parameters && u < units_.size(); ++u) {
     units_[u].parameters =
         place(partition.unit(u).shard.elements() * SizeOf(layout.units()[u].dtype));
   }

@@ -40,8 +40,7 @@ struct DeviceUnit {
   // Of the first element of the worker's slice (UnitPlan::slice); kAbsent without an optimizer.
   uint64_t accumulator = kAbsent;
   uint64_t presence = 0;  // kPresenceWords words
-  // Of the first element of the worker's shard (UnitPlan::shard); kAbsent where it rests on the
-  // host.
+  // Of the first element of the worker's shard (UnitPlan::shard); kAbsent where it rests elsewhere.
   uint64_t parameters = kAbsent;
 };
 
@@ -122,8 +121,8 @@ class DevicePlan {
 
  private:
   DevicePlan() = default;
-  void PlaceShared(const Layout& layout, const PartitionPlan& partition,
-                   uint64_t accumulator_bytes);
+  void PlaceShared(const Layout& layout, const PartitionPlan& partition, uint64_t accumulator_bytes,
+                   bool parameters);
   absl::Status PlanImages(const Layout& layout, const PartitionPlan& partition,
                           const model::v1::EngineConfig& config);
   void PlaceStates(const Layout& layout);

@@ -52,7 +52,7 @@ absl::Status NvmePlan::AddStates(const Layout& layout, const PartitionPlan& part
     const ChunkPlan& plan = partition.chunks()[chunk];
     NvmeImage image{.unit = plan.unit, .begin = plan.begin, .elements = plan.elements};
     image.home = at_home && InFraction(chunk, config.optimizer_ratio());
-    if (config.tiered()) image.arrays = ChunkArraysOf(layout, partition, chunk);
+    if (HasStates(config)) image.arrays = ChunkArraysOf(layout, partition, chunk);
     ZS_RETURN_IF_ERROR(AddImage(std::move(image)));
   }
   return absl::OkStatus();

@@ -43,8 +43,15 @@ class NvmePlan {
  public:
   // Whether a job with this configuration has a plan.
   static bool Exists(const model::v1::EngineConfig& config) {
-    if (config.data_plane()) return config.optimizer_tier() == model::v1::TIER_NVME;
+    if (config.data_plane()) return HasStates(config) || HasNvmeParameters(config);
     return config.tiered() || config.parameter_tier() == model::v1::TIER_NVME;
+  }
+
+  // Whether states of such a job can be on the tier; on GPUs they are there from the start or
+  // never.
+  static bool HasStates(const model::v1::EngineConfig& config) {
+    return config.tiered() &&
+           (!config.data_plane() || config.optimizer_tier() == model::v1::TIER_NVME);
   }
 
   // `weights`: of each path. InvalidArgument as ExtentPlan. Where there is nothing that could be on

@@ -131,7 +131,7 @@ void PartitionPlan::PlanUnits(const Layout& layout, const model::v1::EngineConfi
     plan.shard = layout.slice(u, worker);
     plan.has_optimizer = unit.trainable && !config.forward_only();
     plan.resident =
-        !copied || (!config.data_plane() &&
+        !copied || ((!config.data_plane() || HasNvmeParameters(config)) &&
                     (config.stage() < 3 || layout.persistent(u, config.persistence_threshold())));
     if (plan.has_optimizer) {
       plan.slice = config.stage() == 0 ? GrainRange{0, unit.grains} : plan.shard;
@@ -234,8 +234,16 @@ bool SumsMicroStepsFirst(const model::v1::EngineConfig& config) {
          !config.forward_only();
 }
 
+bool HasDeviceParameters(const model::v1::EngineConfig& config) {
+  return config.data_plane() && !HasHostParameters(config) && !HasNvmeParameters(config);
+}
+
 bool HasHostParameters(const model::v1::EngineConfig& config) {
   return config.data_plane() && config.window() == model::v1::WINDOW_IN_PLACE;
+}
+
+bool HasNvmeParameters(const model::v1::EngineConfig& config) {
+  return config.data_plane() && config.parameter_tier() == model::v1::TIER_NVME;
 }
 
 bool UsesLocalAccumulators(const model::v1::EngineConfig& config) {
@@ -258,6 +266,28 @@ uint64_t GradientWindowBytes(const Layout& layout, const model::v1::EngineConfig
                               : config.reduce_bucket_elements() * sizeof(float);
   const uint64_t bounded = std::min(all, std::max(bucket, 2 * largest));
   return RoundUpTo(std::max(bounded, kMinGradientWindow), kPage);
+}
+
+uint64_t ParameterRingBytes(const Layout& layout, const model::v1::EngineConfig& config) {
+  if (!HasNvmeParameters(config)) return 0;
+  uint64_t all = 0;
+  uint64_t largest = 0;
+  uint64_t widest = 1;
+  uint64_t elements = 0;
+  for (uint32_t u = 0; u < layout.units().size(); ++u) {
+    const Unit& unit = layout.units()[u];
+    if (layout.persistent(u, config.persistence_threshold())) continue;
+    const uint64_t grains = (unit.grains + config.world_size() - 1) / config.world_size();
+    const uint64_t shard =
+        RoundUpTo(grains * kGrainElements * SizeOf(unit.dtype), kParameterRingAlignment);
+    all += shard;
+    largest = std::max(largest, shard);
+    widest = std::max<uint64_t>(widest, SizeOf(unit.dtype));
+    elements += unit.elements();
+  }
+  const uint64_t ahead =
+      std::min(config.prefetch_elements(), elements) / config.world_size() * widest;
+  return RoundUpTo(std::min(all, ahead + 2 * largest), kPage);
 }
 
 }  // namespace zeroshard

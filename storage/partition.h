@@ -154,8 +154,11 @@ constexpr uint64_t MasterElementBytes(MasterForm form) {
 // several micro-steps, unless ranks_first.
 bool SumsMicroStepsFirst(const model::v1::EngineConfig& config);
 
-// Whether trainers on GPUs gather from host memory: the shards rest in the window, as in place.
+// Where parameters of a job with a data plane rest: on the devices; all in the window of the host,
+// as in place; on the NVMe tier, but for units that stay gathered, which are in that window.
+bool HasDeviceParameters(const model::v1::EngineConfig& config);
 bool HasHostParameters(const model::v1::EngineConfig& config);
+bool HasNvmeParameters(const model::v1::EngineConfig& config);
 
 // Whether every rank has a local accumulator region for it; with a data plane it sums in memory of
 // its own.
@@ -165,6 +168,13 @@ bool UsesLocalAccumulators(const model::v1::EngineConfig& config);
 // the largest units at least), and large enough to put frozen units in pieces. With a data plane it
 // carries puts alone. A multiple of 4096.
 uint64_t GradientWindowBytes(const Layout& layout, const model::v1::EngineConfig& config);
+
+// What comes behind it in the same region where parameters of a data plane rest on the NVMe tier:
+// the ring through which the home worker hands its shards to the rank, each from a multiple of
+// kParameterRingAlignment on. Room for the shards that are gathered ahead and two more; 0 in other
+// jobs. A multiple of 4096.
+inline constexpr uint64_t kParameterRingAlignment = 256;
+uint64_t ParameterRingBytes(const Layout& layout, const model::v1::EngineConfig& config);
 
 }  // namespace zeroshard
 

@@ -1,10 +1,10 @@
 // DeviceShard: one worker's memory on its GPU, and the passes over it, in a job with a data plane.
 //
-// Parameters at rest and gradient accumulators (DEVICE_SHARED) are always there; the states of a
-// chunk where the table says so (a ChunkTier). Work is enqueued on streams of this object's own; a
-// call that has to wait does so in short turns that say to the server that the worker is alive, and
-// gives up on a device that does not answer. Every pass may be run again with the same arguments by
-// a successor of a killed process. Format and protocol: docs/device.md.
+// Gradient accumulators (DEVICE_SHARED) are always there, and parameters at rest in most jobs; the
+// states of a chunk where the table says so (a ChunkTier). Work is enqueued on streams of this
+// object's own; a call that has to wait does so in short turns that say to the server that the
+// worker is alive, and gives up on a device that does not answer. Every pass may be run again with
+// the same arguments by a successor of a killed process. Format and protocol: docs/device.md.
 //
 // An interface, so that the engine knows no CUDA: worker/cuda/cuda_shard.h implements it. After a
 // device was lost every call fails with Aborted "device lost"; what it held is gone for this
@@ -131,15 +131,18 @@ class DeviceShard : public ChunkTier {
   virtual absl::StatusOr<uint32_t> OpenRing(uint32_t lanes) = 0;
   // Begins to bring the gradients; false: no parcel is free now.
   virtual absl::StatusOr<bool> FetchGradients(uint32_t chunk) = 0;
-  virtual absl::StatusOr<bool> HasGradients(uint32_t chunk) = 0;
-  virtual absl::Status AwaitGradients(uint32_t chunk) = 0;
-  // From FetchGradients to SendParameters; of the chunk's first element. Any thread. Parameters
-  // that rest on the host are not in parcels.
+  // The same for new parameters of a chunk whose states are on the device, which are made there of
+  // the masters: behind the updates that were launched.
+  virtual absl::StatusOr<bool> FetchParameters(uint32_t chunk) = 0;
+  virtual absl::StatusOr<bool> HasFetched(uint32_t chunk) = 0;
+  virtual absl::Status AwaitFetched(uint32_t chunk) = 0;
+  // From a fetch to SendParameters; of the chunk's first element. Any thread.
   struct Parcel {
     std::byte* gradients = nullptr;
     std::byte* parameters = nullptr;
   };
   virtual Parcel parcel(uint32_t chunk) const = 0;
+  // The parcel is free at once where parameters do not rest on the device.
   virtual absl::Status SendParameters(uint32_t chunk) = 0;
   // Waits until the chunk's parameters, or those of all chunks, are on the device.
   virtual absl::Status SentParameters(uint32_t chunk) = 0;

@@ -214,6 +214,7 @@ bool Engine::AdvanceOnce() {
   IsMirrored();
   progress |= MergeDirty();
   progress |= CopyPuts();
+  progress |= CopyShards();
   progress |= AnnounceReady();
   if (context_.is_leader()) progress |= Decide();
   progress |= Apply();
@@ -286,6 +287,28 @@ bool Engine::CopyPuts() {
     progress = true;
   }
   if (progress) context_.RingAll();
+  return progress;
+}
+
+// To ranks whose gathers wait for them.
+bool Engine::CopyShards() {
+  if (!HasNvmeParameters(context_.memory().config()) || !AtBoundary()) return false;
+  bool progress = false;
+  for (auto& port : ports_) {
+    if (port == nullptr) continue;
+    const std::vector<RankPort::WantedShard> wanted = port->WantedShards();
+    if (wanted.empty()) continue;
+    std::vector<Shard::Target> targets;
+    for (const RankPort::WantedShard& shard : wanted) targets.push_back(shard.target);
+    if (const absl::Status status = shard_.CopyShards(targets); !status.ok()) {
+      context_.Poison(
+          Annotate(status, absl::StrCat("parameters of job ", context_.memory().start().job())));
+      return progress;
+    }
+    ZS_FAULT_POINT("worker.device.gather.before_copied");
+    port->HasCopied(wanted);
+    progress = true;
+  }
   return progress;
 }
 

@@ -165,6 +165,7 @@ class Engine {
   std::optional<GradientInput> InputOf(uint32_t rank, uint32_t unit, Tag tag) const;
   std::optional<GradientInput> SourceOf(uint32_t rank, uint32_t unit, Tag tag) const;
   bool CopyPuts();
+  bool CopyShards();
   bool FillWanted(std::span<const uint32_t> units);
   bool AnnounceReady();
   // The squares of this worker's sums of all units, which are complete up to `last`.

@@ -132,7 +132,8 @@ absl::Status JobMemory::MapRegion(const WorkerRegion& region, UniqueFd fd) {
       window_fd_ = std::move(fd);
       return absl::OkStatus();
     case WorkerRegion::KIND_GRADIENT_WINDOW:
-      return map(Access::kReadOnly, gradients_[index]);
+      return map(HasNvmeParameters(config()) ? Access::kReadWrite : Access::kReadOnly,
+                 gradients_[index]);
     case WorkerRegion::KIND_BOARD:
       return map(Access::kReadWrite, board_memory_);
     case WorkerRegion::KIND_RANK_PAGE:

@@ -82,6 +82,8 @@ class JobMemory {
   std::span<const std::byte> gradient_window(uint32_t rank) const {
     return gradients_[rank].bytes();
   }
+  // Where parameters of a data plane rest on the NVMe tier, to hand them to the rank.
+  std::byte* writable_gradient_window(uint32_t rank) const { return gradients_[rank].data(); }
   // Stage 1: the region of a rank's local accumulators.
   std::byte* local_accumulator(uint32_t rank) const { return local_[rank].data(); }
   // One unit of it: fp32, the whole unit.

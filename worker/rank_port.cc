@@ -150,6 +150,7 @@ bool RankPort::Poll() {
 bool RankPort::IsComplete(const Posted& posted) {
   switch (posted.kind) {
     case Posted::Kind::kGather:
+      if (posted.target != nullptr && !posted.copied) return false;
       return std::all_of(posted.units.begin(), posted.units.end(), [&](uint32_t unit) {
         return IsReadable(unit, IsWindowed(unit, posted.alone));
       });
@@ -190,6 +191,25 @@ bool RankPort::IsReadable(uint32_t unit, bool windowed) {
     context_.RingAll();
   }
   return filled;
+}
+
+std::vector<RankPort::WantedShard> RankPort::WantedShards() {
+  std::vector<WantedShard> wanted;
+  for (const Posted& posted : posted_) {
+    if (posted.target == nullptr || posted.copied) continue;
+    if (!IsReadable(posted.units[0], /*windowed=*/false)) continue;
+    wanted.push_back({posted.id, {posted.units[0], posted.target}});
+  }
+  return wanted;
+}
+
+void RankPort::HasCopied(std::span<const WantedShard> shards) {
+  size_t next = 0;
+  for (Posted& posted : posted_) {
+    if (next == shards.size() || posted.id != shards[next].id) continue;
+    posted.copied = true;
+    ++next;
+  }
 }
 
 void RankPort::CompleteStep(const Posted& posted) {

@@ -15,13 +15,16 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "proto/trainer.pb.h"
 #include "worker/device_shard.h"
 #include "worker/engine_context.h"
+#include "worker/shard.h"
 
 namespace zeroshard {
 
@@ -50,6 +53,15 @@ class RankPort {
     absl::Duration since;
   };
   std::optional<Waiting> OldestScatter() const;
+
+  // Where parameters of a data plane rest on the NVMe tier: what gathers of readable units wait
+  // for, oldest first, and that it is there.
+  struct WantedShard {
+    uint64_t id = 0;
+    Shard::Target target;
+  };
+  std::vector<WantedShard> WantedShards();
+  void HasCopied(std::span<const WantedShard> shards);
   // Whether the rank waits for anything.
   bool HasRequests() const { return !posted_.empty() || !queue_.empty() || !puts_.empty(); }
 
@@ -62,6 +74,9 @@ class RankPort {
     uint64_t mark = 0;  // tag, put tag or attempt
     absl::Duration since;
     bool alone = false;  // a gather
+    // Of a gather for which the shard is copied to the rank.
+    std::byte* target = nullptr;
+    bool copied = false;
   };
 
   RankSlot& slot() const { return context_.board().rank(rank_); }
@@ -98,6 +113,8 @@ class RankPort {
   bool IsReadable(uint32_t unit, bool windowed);
   // Whether a gather puts the unit into the window of the host.
   bool IsWindowed(uint32_t unit, bool alone) const;
+  // Where the shard goes that a gather waits for; null: it waits for none.
+  absl::StatusOr<std::byte*> TargetOf(const trainer::v1::Gather& gather) const;
   void CompleteStep(const Posted& posted);
   void Complete(uint64_t id, RankPage::Outcome outcome);
   void FailRequest(uint64_t id, const absl::Status& status);

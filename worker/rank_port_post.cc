@@ -37,6 +37,7 @@ Presence ToPresence(const std::string& bytes, const Unit& unit) {
 absl::Status RankPort::Gather(const Request& request) {
   const trainer::v1::Gather& gather = request.gather();
   ZS_RETURN_IF_ERROR(CheckUnits(gather.units()));
+  ZS_ASSIGN_OR_RETURN(std::byte* const target, TargetOf(gather));
   if (!gather.alone()) PostOrder(request.id(), gather);
   for (uint32_t unit : gather.units()) {
     CountGather(unit);
@@ -47,8 +48,27 @@ absl::Status RankPort::Gather(const Request& request) {
                      .units = {gather.units().begin(), gather.units().end()},
                      .mark = 0,
                      .since = context_.now(),
-                     .alone = gather.alone()});
+                     .alone = gather.alone(),
+                     .target = target});
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::byte*> RankPort::TargetOf(const trainer::v1::Gather& gather) const {
+  const JobMemory& memory = context_.memory();
+  if (gather.alone() || !HasNvmeParameters(memory.config())) return nullptr;
+  const bool all_stay = std::ranges::all_of(
+      gather.units(), [&](uint32_t unit) { return memory.plan().unit(unit).resident; });
+  if (all_stay) return nullptr;
+  if (gather.units_size() != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a gather of ", gather.units_size(),
+                     " units; parameters on nvme are gathered one unit a request"));
+  }
+  const uint32_t unit = gather.units(0);
+  const uint64_t bytes =
+      memory.plan().unit(unit).shard.elements() * SizeOf(context_.layout().units()[unit].dtype);
+  ZS_RETURN_IF_ERROR(CheckWindow(gather.window_offset(), bytes));
+  return memory.writable_gradient_window(rank_) + gather.window_offset();
 }
 
 bool RankPort::IsWindowed(uint32_t unit, bool alone) const {

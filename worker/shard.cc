@@ -295,9 +295,8 @@ void Shard::ApplyRange(const PreparedUpdate& silent, const PreparedUpdate& writi
   if (last < end) silent.Apply(last, end);
 }
 
-void Shard::CopyToWindow(uint32_t unit, uint64_t at, const std::byte* values,
-                         uint64_t bytes) const {
-  std::byte* const target = memory_->unit_window(unit) + at;
+void Shard::CopyOut(uint32_t unit, std::byte* target, const std::byte* values,
+                    uint64_t bytes) const {
   if (memory_->layout().units()[unit].bytes() >= kStreamedUnitBytes) {
     StreamCopy(target, values, bytes);
   } else {
@@ -305,15 +304,15 @@ void Shard::CopyToWindow(uint32_t unit, uint64_t at, const std::byte* values,
   }
 }
 
-void Shard::FillWindow(uint32_t unit) const {
-  const GrainRange shard = memory_->plan().unit(unit).shard;
-  const uint64_t element_bytes = SizeOf(memory_->layout().units()[unit].dtype);
-  const std::byte* source = memory_->parameters_at_rest(unit);
+void Shard::CopyWhole(const Target& target) const {
+  const GrainRange shard = memory_->plan().unit(target.unit).shard;
+  const uint64_t grain_bytes =
+      kGrainElements * SizeOf(memory_->layout().units()[target.unit].dtype);
+  const std::byte* source = memory_->parameters_at_rest(target.unit) + shard.begin * grain_bytes;
   pool_->ParallelFor(pool_->lanes(), [&](size_t item, int) {
     const ItemRange grains = ItemsOfLane(shard.size(), static_cast<int>(item), pool_->lanes());
-    const uint64_t begin = (shard.begin + grains.begin) * kGrainElements * element_bytes;
-    const uint64_t bytes = (grains.end - grains.begin) * kGrainElements * element_bytes;
-    CopyToWindow(unit, begin, source + begin, bytes);
+    CopyOut(target.unit, target.shard + grains.begin * grain_bytes,
+            source + grains.begin * grain_bytes, (grains.end - grains.begin) * grain_bytes);
   });
 }
 

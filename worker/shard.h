@@ -154,10 +154,14 @@ class Shard {
   // tier's: nothing that is committed has changed there, and the same job may be applied again.
   absl::Status Apply(const ApplyJob& job) const;
 
-  // Copies this worker's shard of a unit, which is on the host, into the window.
-  void FillWindow(uint32_t unit) const;
-  // The same for several units, wherever their shards are.
+  // Copies this worker's shards of units, wherever they are, into the window.
   absl::Status FillWindows(std::span<const uint32_t> units) const;
+  // The same to elsewhere. A unit may be named several times.
+  struct Target {
+    uint32_t unit = 0;
+    std::byte* shard = nullptr;  // where the shard's first element goes
+  };
+  absl::Status CopyShards(std::span<const Target> targets) const;
   // Copies this worker's shard of a unit out.
   absl::Status ReadParameters(uint32_t unit, std::span<std::byte> out) const;
 
@@ -198,8 +202,10 @@ class Shard {
  private:
   Shard(JobMemory& memory, ThreadPool& pool, TierSet& tiers, AccumulatorSpace accumulators)
       : memory_(&memory), pool_(&pool), tiers_(&tiers), accumulators_(accumulators) {}
-  // Bytes of the unit from `at` on into the window; past the caches when there are many.
-  void CopyToWindow(uint32_t unit, uint64_t at, const std::byte* values, uint64_t bytes) const;
+  // Past the caches when the unit is large.
+  void CopyOut(uint32_t unit, std::byte* target, const std::byte* values, uint64_t bytes) const;
+  // Of a shard that is on the host.
+  void CopyWhole(const Target& target) const;
   UndoChunk ApplyUndo(uint32_t chunk) const;
   void ApplyRange(const PreparedUpdate& silent, const PreparedUpdate& writing, uint32_t unit,
                   uint64_t begin, uint64_t end) const;
@@ -233,6 +239,11 @@ class Shard {
   // The update of a chunk whose gradients and parameters are in its parcel.
   UpdatePass PassOfParcel(const UnitUpdate& update, const UpdateArrays& arrays,
                           uint32_t chunk) const;
+  // New parameters of chunks whose states are on the device, where parameters rest on the NVMe
+  // tier.
+  absl::Status WriteParametersOf(const ApplyJob& job, std::span<const UnitUpdate> updates,
+                                 std::span<const uint32_t> chunks) const;
+  uint32_t RingLanes() const;  // that the device's ring has room for
   // Those that a predecessor left in the middle first, and how many these are.
   size_t TornFirst(const ApplyJob& job, std::vector<uint32_t>& chunks) const;
   DeviceUpdate UpdateOnDevice(const UnitUpdate& update, uint32_t chunk) const;

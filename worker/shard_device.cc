@@ -1,5 +1,6 @@
 // The parts of a shard that know of a GPU: jobs with a data plane.
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -28,13 +29,14 @@ class DeviceFeed final : public TierFeed {
   absl::StatusOr<bool> Begin(const TierItem& item) override {
     // What the device updates by itself goes on.
     ZS_RETURN_IF_ERROR(device_.PollUpdates().status());
+    if (IsMadeThere(item)) return device_.FetchParameters(ChunkOf(item));
     return IsUpdated(item) ? device_.FetchGradients(ChunkOf(item)) : true;
   }
   absl::StatusOr<bool> HasCome(const TierItem& item) override {
-    return IsUpdated(item) ? device_.HasGradients(ChunkOf(item)) : true;
+    return UsesParcel(item) ? device_.HasFetched(ChunkOf(item)) : true;
   }
   absl::Status Leave(const TierItem& item) override {
-    return IsUpdated(item) ? device_.SendParameters(ChunkOf(item)) : absl::OkStatus();
+    return UsesParcel(item) ? device_.SendParameters(ChunkOf(item)) : absl::OkStatus();
   }
   absl::Status Arrive(const TierItem& item) override {
     ZS_RETURN_IF_ERROR(device_.PollUpdates().status());
@@ -42,8 +44,13 @@ class DeviceFeed final : public TierFeed {
   }
 
  private:
-  // The parameters of others were sent when their states were updated.
+  // The parameters of others were sent when their states were updated, or are written of masters on
+  // the host or on the device.
   static bool IsUpdated(const TierItem& item) { return item.read != kNoImage; }
+  bool IsMadeThere(const TierItem& item) const {
+    return !IsUpdated(item) && device_.Holds(ChunkOf(item));
+  }
+  bool UsesParcel(const TierItem& item) const { return IsUpdated(item) || IsMadeThere(item); }
   static uint32_t ChunkOf(const TierItem& item) { return static_cast<uint32_t>(item.tag); }
 
   DeviceShard& device_;
@@ -52,7 +59,7 @@ class DeviceFeed final : public TierFeed {
 }  // namespace
 
 bool Shard::ParametersOnDevice() const {
-  return tiers_->device() != nullptr && !HasHostParameters(memory_->config());
+  return tiers_->device() != nullptr && HasDeviceParameters(memory_->config());
 }
 
 absl::Status Shard::OpenParameters(uint32_t unit, GrainRange run) const {
@@ -103,6 +110,7 @@ void Shard::CompleteParameters(const UnitUpdate& update, const UnitState& state,
 
 UpdatePass Shard::PassOfParcel(const UnitUpdate& update, const UpdateArrays& arrays,
                                uint32_t chunk) const {
+  const bool silent = ParameterImageHeld(chunk) != kNoImage;
   const ChunkPlan& plan = memory_->plan().chunks()[chunk];
   const DeviceShard::Parcel parcel = tiers_->device()->parcel(chunk);
   UpdatePass pass = update.pass;
@@ -110,6 +118,7 @@ UpdatePass Shard::PassOfParcel(const UnitUpdate& update, const UpdateArrays& arr
   pass.arrays = arrays;
   pass.arrays.grad_dtype = grad_dtype;
   pass.arrays.grad = parcel.gradients - plan.begin * SizeOf(grad_dtype);
+  if (silent) return pass;
   pass.arrays.out =
       ParametersOnDevice()
           ? parcel.parameters - plan.begin * SizeOf(memory_->layout().units()[plan.unit].dtype)
@@ -149,7 +158,44 @@ absl::Status Shard::ApplyWithDevice(const ApplyJob& job, std::span<const UnitUpd
   // What is in flight is named, also when the step fails elsewhere and is tried again.
   ZS_RETURN_IF_ERROR(device.FinishUpdates());
   ZS_RETURN_IF_ERROR(off_device);
+  if (HasNvmeParameters(memory_->config())) {
+    ZS_RETURN_IF_ERROR(WriteParametersOf(job, updates, touched.on_device));
+  }
   return device.SentParameters();
+}
+
+// Images on the NVMe tier in a pass, others where they are. Each is its rounded master, also when
+// it is made again.
+absl::Status Shard::WriteParametersOf(const ApplyJob& job, std::span<const UnitUpdate> updates,
+                                      std::span<const uint32_t> chunks) const {
+  if (chunks.empty()) return absl::OkStatus();
+  DeviceShard& device = *tiers_->device();
+  ZS_RETURN_IF_ERROR(device.OpenRing(RingLanes()).status());
+  std::vector<uint32_t> on_host, on_nvme;
+  for (const uint32_t chunk : chunks) {
+    (ParameterImageHeld(chunk) == kNoImage ? on_host : on_nvme).push_back(chunk);
+  }
+  size_t fetched = 0;
+  for (const uint32_t chunk : on_host) {
+    for (; fetched < on_host.size(); ++fetched) {
+      ZS_ASSIGN_OR_RETURN(const bool begun, device.FetchParameters(on_host[fetched]));
+      if (!begun) break;
+    }
+    ZS_RETURN_IF_ERROR(device.AwaitFetched(chunk));
+    ZS_FAULT_POINT("worker.device.parameters.before_host");
+    const ChunkPlan& plan = memory_->plan().chunks()[chunk];
+    const uint64_t bytes = SizeOf(memory_->layout().units()[plan.unit].dtype);
+    std::memcpy(memory_->parameters_at_rest(plan.unit) + plan.begin * bytes,
+                device.parcel(chunk).parameters, plan.elements * bytes);
+    ZS_RETURN_IF_ERROR(device.SendParameters(chunk));
+  }
+  if (on_nvme.empty()) return absl::OkStatus();
+  DeviceFeed feed(device);
+  return ApplyOnTier(job, updates, on_nvme, &feed);
+}
+
+uint32_t Shard::RingLanes() const {
+  return std::max(static_cast<uint32_t>(pool_->lanes()), accumulators_.undo().lanes());
 }
 
 void Shard::ApplyParcels(const ApplyJob& job, std::span<const UnitUpdate> updates,
@@ -190,9 +236,7 @@ absl::Status Shard::ApplyOffDevice(const ApplyJob& job, std::span<const UnitUpda
                                    const TouchedChunks& touched) const {
   DeviceShard& device = *tiers_->device();
   if (touched.on_host.empty() && touched.on_nvme.empty()) return absl::OkStatus();
-  const uint32_t lanes =
-      std::max(static_cast<uint32_t>(pool_->lanes()), accumulators_.undo().lanes());
-  ZS_ASSIGN_OR_RETURN(const uint32_t parcels, device.OpenRing(lanes));
+  ZS_ASSIGN_OR_RETURN(const uint32_t parcels, device.OpenRing(RingLanes()));
   std::vector<uint32_t> chunks = touched.on_host;
   const size_t torn = TornFirst(job, chunks);
   const size_t group = std::max<size_t>(1, parcels / 3);
@@ -210,7 +254,7 @@ absl::Status Shard::ApplyOffDevice(const ApplyJob& job, std::span<const UnitUpda
       continue;
     }
     const auto part = std::span<const uint32_t>(chunks).subspan(begin, end - begin);
-    for (const uint32_t chunk : part) ZS_RETURN_IF_ERROR(device.AwaitGradients(chunk));
+    for (const uint32_t chunk : part) ZS_RETURN_IF_ERROR(device.AwaitFetched(chunk));
     ApplyParcels(job, updates, part);
     for (const uint32_t chunk : part) ZS_RETURN_IF_ERROR(device.SendParameters(chunk));
     ZS_RETURN_IF_ERROR(device.PollUpdates().status());

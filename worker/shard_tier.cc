@@ -91,10 +91,16 @@ void Shard::UpdateImage(const UnitUpdate& update, const TierItem& item,
     }
     StreamFence();
   }
-  if (item.write != kNoImage) {
+  if (item.write == kNoImage) return;
+  std::byte* const parameters = buffers.write + tiers_->shape(item.write).offset(0);
+  const DType dtype = memory_->layout().units()[chunk.unit].dtype;
+  if (item.read == kNoImage && tiers_->device() != nullptr &&
+      tiers_->device()->Holds(static_cast<uint32_t>(item.tag))) {
+    std::memcpy(parameters, tiers_->device()->parcel(static_cast<uint32_t>(item.tag)).parameters,
+                chunk.elements * SizeOf(dtype));
+  } else {
     // Also those that no segment touches: each is its rounded master.
-    ParametersOfMaster(state, chunk.begin, chunk.elements,
-                       buffers.write + tiers_->shape(item.write).offset(0));
+    ParametersOfMaster(state, chunk.begin, chunk.elements, parameters);
   }
 }
 
@@ -182,36 +188,52 @@ std::vector<uint32_t> Shard::ParameterImages(uint32_t unit) const {
 }
 
 absl::Status Shard::FillWindows(std::span<const uint32_t> units) const {
-  std::vector<uint32_t> held;
+  std::vector<Target> targets;
   for (const uint32_t unit : units) {
+    const uint64_t bytes = SizeOf(memory_->layout().units()[unit].dtype);
+    const uint64_t first = memory_->plan().unit(unit).shard.first_element();
+    targets.push_back({unit, memory_->unit_window(unit) + first * bytes});
+  }
+  return CopyShards(targets);
+}
+
+absl::Status Shard::CopyShards(std::span<const Target> targets) const {
+  std::vector<uint32_t> held;
+  std::vector<std::vector<const Target*>> targets_of(memory_->layout().units().size());
+  // A part of a shard, [begin, begin + elements) of the unit.
+  const auto copy = [&](const Target& target, const TierImage& part, const std::byte* values) {
+    const uint64_t bytes = SizeOf(memory_->layout().units()[part.unit].dtype);
+    const uint64_t first = memory_->plan().unit(part.unit).shard.first_element();
+    CopyOut(part.unit, target.shard + (part.begin - first) * bytes, values, part.elements * bytes);
+  };
+  for (const Target& target : targets) {
+    const uint32_t unit = target.unit;
     if (ParametersOnDevice()) {
-      const GrainRange shard = memory_->plan().unit(unit).shard;
-      const uint64_t bytes = SizeOf(memory_->layout().units()[unit].dtype);
-      ZS_RETURN_IF_ERROR(tiers_->device()->ReadParameters(
-          unit, shard, memory_->unit_window(unit) + shard.first_element() * bytes));
+      ZS_RETURN_IF_ERROR(
+          tiers_->device()->ReadParameters(unit, memory_->plan().unit(unit).shard, target.shard));
       continue;
     }
     const std::vector<uint32_t> images = ParameterImages(unit);
     if (std::none_of(images.begin(), images.end(), [&](uint32_t i) { return tiers_->Holds(i); })) {
-      FillWindow(unit);
+      CopyWhole(target);
       continue;
     }
-    const uint64_t element_bytes = SizeOf(memory_->layout().units()[unit].dtype);
     for (const uint32_t image : images) {
+      const TierImage& part = tiers_->images()[image];
       if (tiers_->Holds(image)) {
-        held.push_back(image);
+        if (targets_of[unit].empty()) held.push_back(image);
         continue;
       }
-      const TierImage& part = tiers_->images()[image];
-      const uint64_t at = part.begin * element_bytes;
-      CopyToWindow(unit, at, memory_->parameters_at_rest(unit) + at, part.elements * element_bytes);
+      const uint64_t bytes = SizeOf(memory_->layout().units()[unit].dtype);
+      copy(target, part, memory_->parameters_at_rest(unit) + part.begin * bytes);
     }
+    targets_of[unit].push_back(&target);
   }
   return ReadImages(held, [&](uint32_t image, std::byte* bytes) {
     const TierImage& part = tiers_->images()[image];
-    const uint64_t element_bytes = SizeOf(memory_->layout().units()[part.unit].dtype);
-    CopyToWindow(part.unit, part.begin * element_bytes, bytes + tiers_->shape(image).offset(0),
-                 part.elements * element_bytes);
+    for (const Target* target : targets_of[part.unit]) {
+      copy(*target, part, bytes + tiers_->shape(image).offset(0));
+    }
     return absl::OkStatus();
   });
 }

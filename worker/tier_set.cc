@@ -16,15 +16,19 @@ TierSet::TierSet(const JobMemory& memory, std::unique_ptr<StateTier> nvme,
     for (const NvmeImage& image : nvme_->plan().images()) {
       images_.push_back({image.unit, image.begin, image.elements, image.parameters});
     }
-  } else if (device_ != nullptr) {
-    for (const DeviceImage& image : memory.device_plan()->images()) {
-      images_.push_back({image.unit, image.begin, image.elements, false});
-    }
+  }
+  if (device_ == nullptr) return;
+  const std::span<const DeviceImage> on_device = memory.device_plan()->images();
+  if (images_.size() < on_device.size()) images_.resize(on_device.size());
+  for (size_t image = 0; image < on_device.size(); ++image) {
+    const DeviceImage& described = on_device[image];
+    images_[image] = {described.unit, described.begin, described.elements, false};
   }
 }
 
 const ChunkShape& TierSet::shape(uint32_t image) const {
-  return nvme_ != nullptr ? nvme_->plan().shape(image) : memory_.device_plan()->shape(image);
+  const bool on_nvme = nvme_ != nullptr && nvme_->plan().images()[image].elements > 0;
+  return on_nvme ? nvme_->plan().shape(image) : memory_.device_plan()->shape(image);
 }
 
 ChunkTier* TierSet::HolderOf(uint32_t image) const {

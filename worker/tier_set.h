@@ -1,8 +1,9 @@
 // TierSet: the tiers of one worker's partition, and where each image is and shall rest.
 //
 // Images 0 to chunks - 1 are the states of the partition's chunks, in every tier by the same
-// numbers; after them come parameter images of the NVMe tier. Where an image shall rest is its one
-// home tier, or the host. Parameters at rest on a GPU are no images: all of them are there, always.
+// numbers (a tier in which no states can be has no room for these); after them come parameter
+// images of the NVMe tier. Where an image shall rest is its one home tier, or the host. Parameters
+// at rest on a GPU are no images: all of them are there, always.
 //
 // Owned by the engine; loop thread only.
 #ifndef ZEROSHARD_WORKER_TIER_SET_H_

@@ -93,8 +93,11 @@ struct DataPlaneOptions {
   UniqueFd shared{};                           // descriptor of DEVICE_SHARED
   uint64_t shared_bytes = 0;
   std::shared_ptr<const MappedRegion> counters{};  // DEVICE_COUNTERS
-  // Where parameters rest on the host: the units at their window offsets. Else null.
+  // Where parameters rest on the host, or on the NVMe tier and those of units that stay gathered on
+  // the host: the units at their window offsets. Else null.
   std::shared_ptr<const MappedRegion> host_parameters{};
+  // Where they rest on the NVMe tier: through which this rank's shards come. Else null.
+  std::shared_ptr<const MappedRegion> ring{};
   absl::Duration timeout = absl::Minutes(2);  // of every wait: the collective timeout
   std::shared_ptr<TrainerMemory> memory{};    // of the predecessor in this process, or null
   // The value of `key` among the ranks of this generation; with `value` it is set first.
@@ -153,6 +156,11 @@ class DataPlane {
   // A resident unit is gathered by the first call that names it, and after each Committed.
   // The values are there for what a stream runs after WaitOn.
   virtual absl::Status Gather(std::span<const uint32_t> units) = 0;
+  // The same of one unit that does not stay, where parameters rest on the NVMe tier: this rank's
+  // shard lies at `offset` of the ring, and stays there until AwaitCopied of the number that is
+  // returned.
+  virtual absl::StatusOr<uint64_t> GatherFrom(uint32_t unit, uint64_t offset) = 0;
+  virtual absl::Status AwaitCopied(uint64_t mark) = 0;
   // The same for this rank alone, at any time, of a unit that is not resident: its values, in its
   // data type, are in host memory, and are copied before the call returns.
   virtual absl::Status Place(uint32_t unit, std::span<const std::byte> values) = 0;

@@ -41,6 +41,7 @@ absl::StatusOr<std::unique_ptr<Gatherer>> Gatherer::Create(PlaneCore& core, OwnM
   std::unique_ptr<Gatherer> gatherer(
       new Gatherer(core, memory, shared.address(), links, std::move(log)));
   gatherer->RegisterHostParameters();
+  ZS_RETURN_IF_ERROR(gatherer->RegisterRing());
   ZS_RETURN_IF_ERROR(gatherer->Register(shared));
   return gatherer;
 }
@@ -63,6 +64,8 @@ void Gatherer::RegisterHostParameters() {
   if (window == nullptr) return;
   std::vector<HostPart> parts;
   for (uint32_t unit = 0; unit < units_.size(); ++unit) {
+    // Pages of others come and go.
+    if (core_.options().ring != nullptr && !units_[unit].resident) continue;
     const Unit& described = core_.layout().units()[unit];
     const GrainRange slice = core_.layout().slice(unit, core_.rank());
     const uint64_t begin =
@@ -79,14 +82,28 @@ void Gatherer::RegisterHostParameters() {
   }
 }
 
-absl::Status Gatherer::FetchSlice(uint32_t unit) {
+// Copies of other memory would wait for the stream.
+absl::Status Gatherer::RegisterRing() {
+  const auto& ring = core_.options().ring;
+  if (ring == nullptr) return absl::OkStatus();
+  absl::StatusOr<RegisteredHost> registered =
+      RegisteredHost::Register(core_.device(), ring->bytes());
+  ZS_RETURN_IF_ERROR(
+      Annotate(registered.status(), "memory through which parameters come from nvme"));
+  ring_ = *std::move(registered);
+  return absl::OkStatus();
+}
+
+absl::Status Gatherer::FetchSlice(uint32_t unit, const std::byte* shard) {
   const Unit& described = core_.layout().units()[unit];
   const GrainRange slice = core_.layout().slice(unit, core_.rank());
   const uint64_t at = slice.first_element() * SizeOf(described.dtype);
-  return log_.stream().CopyToDevice(
-      memory_.address(unit) + at,
-      core_.options().host_parameters->data() + described.window_offset + at,
-      slice.elements() * SizeOf(described.dtype));
+  if (shard == nullptr) {
+    shard = core_.options().host_parameters->data() + described.window_offset + at;
+  }
+  if (slice.size() == 0) return absl::OkStatus();
+  return log_.stream().CopyToDevice(memory_.address(unit) + at, shard,
+                                    slice.elements() * SizeOf(described.dtype));
 }
 
 absl::Status Gatherer::CheckUnits(std::span<const uint32_t> units) const {
@@ -114,6 +131,27 @@ absl::Status Gatherer::Gather(std::span<const uint32_t> units) {
     some.clear();
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> Gatherer::GatherFrom(uint32_t unit, uint64_t offset) {
+  ZS_RETURN_IF_ERROR(CheckUnits({&unit, 1}));
+  Use& use = units_[unit];
+  const uint64_t bytes = core_.layout().slice(unit, core_.rank()).elements() *
+                         SizeOf(core_.layout().units()[unit].dtype);
+  const auto& ring = core_.options().ring;
+  if (use.resident || ring == nullptr || bytes > ring->size() || offset > ring->size() - bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a shard of unit ", unit, " at byte ", offset, " of the ring"));
+  }
+  ++use.users;
+  Busy(use);
+  ZS_RETURN_IF_ERROR(Map(unit));
+  ZS_RETURN_IF_ERROR(Enqueue({&unit, 1}, ring->data() + offset));
+  return copied_;
+}
+
+absl::Status Gatherer::AwaitCopied(uint64_t mark) {
+  return core_.Await([&] { return log_.Done(mark); }, "a copy of parameters to the device");
 }
 
 absl::Status Gatherer::Place(uint32_t unit, std::span<const std::byte> values) {
@@ -174,7 +212,7 @@ NcclGather Gatherer::PlanOf(uint32_t unit) const {
   return gather;
 }
 
-absl::Status Gatherer::Enqueue(std::span<const uint32_t> units) {
+absl::Status Gatherer::Enqueue(std::span<const uint32_t> units, const std::byte* shard) {
   if (units.empty()) return absl::OkStatus();
   ZS_FAULT_POINT("client.dataplane.gather");
   std::vector<NcclGather> gathers;
@@ -183,7 +221,10 @@ absl::Status Gatherer::Enqueue(std::span<const uint32_t> units) {
     if (use.has_release) ZS_RETURN_IF_ERROR(log_.stream().WaitFor(*use.released));
     use.has_release = false;
     if (core_.layout().units()[unit].grains == 0) continue;
-    if (core_.options().host_parameters != nullptr) ZS_RETURN_IF_ERROR(FetchSlice(unit));
+    if (core_.options().host_parameters != nullptr) ZS_RETURN_IF_ERROR(FetchSlice(unit, shard));
+    if (shard != nullptr) {
+      ZS_ASSIGN_OR_RETURN(copied_, log_.Mark({"copy from the host", unit}));
+    }
     gathers.push_back(PlanOf(unit));
     gathered_bytes_ += core_.layout().units()[unit].bytes() - gathers.back().send.bytes;
   }

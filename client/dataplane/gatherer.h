@@ -39,6 +39,8 @@ class Gatherer {
   bool resident(uint32_t unit) const { return units_[unit].resident; }
   // As in DataPlane.
   absl::Status Gather(std::span<const uint32_t> units);
+  absl::StatusOr<uint64_t> GatherFrom(uint32_t unit, uint64_t offset);
+  absl::Status AwaitCopied(uint64_t mark);
   absl::Status Place(uint32_t unit, std::span<const std::byte> values);
   absl::Status WaitOn(uint32_t unit, CudaStream& stream);
   absl::Status WaitOnHost(uint32_t unit);
@@ -72,13 +74,15 @@ class Gatherer {
   // Where the window is one allocation that stays: registers it, and the shards, with NCCL.
   absl::Status Register(const DeviceMemory& shared);
   absl::Status CheckUnits(std::span<const uint32_t> units) const;
-  // Puts the all-gathers of these units, which are mapped, on the stream.
-  absl::Status Enqueue(std::span<const uint32_t> units);
+  // Puts the all-gathers of these units, which are mapped, on the stream. `shard`: of the only
+  // unit, where this rank's lies in host memory; null: where it rests.
+  absl::Status Enqueue(std::span<const uint32_t> units, const std::byte* shard = nullptr);
   NcclGather PlanOf(uint32_t unit) const;
   // Of parameters on the host: this rank's slice of a mapped unit comes to the window.
-  absl::Status FetchSlice(uint32_t unit);
+  absl::Status FetchSlice(uint32_t unit, const std::byte* shard);
   absl::Status CopyFromHost(uint32_t unit, std::span<const std::byte> values);
   void RegisterHostParameters();
+  absl::Status RegisterRing();
   absl::Status Map(uint32_t unit);
   absl::Status EvictOldest();
   void Busy(Use& use);
@@ -90,7 +94,9 @@ class Gatherer {
   StreamLog log_;
   std::vector<Use> units_;
   std::optional<RegisteredParts> host_parameters_;  // copies of other memory are slower
-  DeviceMemory meeting_;                            // of barriers; made by the first
+  RegisteredHost ring_;
+  uint64_t copied_ = 0;           // mark of the last copy from the ring
+  DeviceMemory meeting_;          // of barriers; made by the first
   std::list<uint32_t> idle_;      // mapped, of no use now; least recently released first
   uint64_t mapped_elements_ = 0;  // of units that are not resident
   uint64_t gathered_bytes_ = 0;

@@ -198,6 +198,19 @@ absl::Status TrainerDataPlane::Gather(std::span<const uint32_t> units) {
   return Guarded([&] { return engine_->gatherer->Gather(units); });
 }
 
+absl::StatusOr<uint64_t> TrainerDataPlane::GatherFrom(uint32_t unit, uint64_t offset) {
+  uint64_t mark = 0;
+  ZS_RETURN_IF_ERROR(Guarded([&]() -> absl::Status {
+    ZS_ASSIGN_OR_RETURN(mark, engine_->gatherer->GatherFrom(unit, offset));
+    return absl::OkStatus();
+  }));
+  return mark;
+}
+
+absl::Status TrainerDataPlane::AwaitCopied(uint64_t mark) {
+  return Guarded([&] { return engine_->gatherer->AwaitCopied(mark); });
+}
+
 absl::Status TrainerDataPlane::Place(uint32_t unit, std::span<const std::byte> values) {
   return Guarded([&] { return engine_->gatherer->Place(unit, values); });
 }

@@ -33,6 +33,8 @@ class TrainerDataPlane final : public DataPlane {
   DataPlaneStats stats() const override;
 
   absl::Status Gather(std::span<const uint32_t> units) override;
+  absl::StatusOr<uint64_t> GatherFrom(uint32_t unit, uint64_t offset) override;
+  absl::Status AwaitCopied(uint64_t mark) override;
   absl::Status Place(uint32_t unit, std::span<const std::byte> values) override;
   absl::Status WaitOn(uint32_t unit, StreamHandle stream) override;
   absl::Status WaitOnHost(uint32_t unit) override;

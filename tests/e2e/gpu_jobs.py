@@ -24,7 +24,7 @@ def missing():
 def tier(name, directory):
     """What is merged into the trainer's ds_config, for states on gpu, host or nvme, or half of them on the host.
 
-    "-host": with parameters there. No directory: all that the daemon has.
+    "-host", "-nvme": with parameters there. No directory: all that the daemon has.
     """
     places = {
         "gpu": {},
@@ -35,7 +35,7 @@ def tier(name, directory):
     state, _, parameters = name.partition("-")
     zero = {"offload_optimizer": places[state]} if places[state] else {}
     if parameters:
-        zero["offload_param"] = {"device": "cpu"}
+        zero["offload_param"] = {**places[parameters], **({"max_in_cpu": 0} if parameters == "nvme" else {})}
     return {"zero_optimization": zero} if zero else {}
 
 

@@ -27,13 +27,14 @@ FACTORS = {
     "ranks": (1, 2, 3, 4),
     "stage": (0, 1, 2, 3),
     "tier": ("gpu", "host", "half", "nvme"),
-    "parameters": ("gpu", "host"),  # the latter is of stage 3
+    "parameters": ("gpu", "host", "nvme"),  # the latter two are of stage 3
     "micro_steps": (1, 3),
     "dtype": ("bf16", "fp32"),
     "odd": (False, True),  # absent parameters and weights
 }
 # A window that holds little, gradients that come in small buckets.
-SMALL = {"zero_optimization": {"stage3_max_live_parameters": 45000, "reduce_bucket_size": 70001}}
+SMALL = {"zero_optimization": {"stage3_max_live_parameters": 45000, "reduce_bucket_size": 70001,
+                               "stage3_prefetch_bucket_size": 0}}
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ def config_of(daemon, tier, *more):
 def test_every_pair_of_choices_gives_the_bytes_of_the_reference(daemons, job, row):
     daemon = daemons(row["ranks"])
     tier = "host" if row["tier"] == "half" and row["stage"] < 3 else row["tier"]  # a ratio is of stage 3
-    tier += "-host" if row["parameters"] == "host" else ""
+    tier += "" if row["parameters"] == "gpu" else f"-{row['parameters']}"
     options = {"micro_steps": row["micro_steps"], "absent": row["odd"], "weighted": row["odd"]}
     one = job(daemon, row["ranks"], steps=STEPS, stage=row["stage"], dtype=row["dtype"],
               config=config_of(daemon, tier, SMALL if row["odd"] else {}), **options)
@@ -123,8 +124,8 @@ def test_stage_1_adds_micro_steps_first_as_on_the_host(daemons, job, hosts):
     assert {r["norm"] for r in found.reports} == {r["norm"] for r in wanted.reports}
 
 
-@pytest.mark.parametrize("tier, config", [("gpu", {}), ("host", SMALL), ("gpu-host", {})],
-                         ids=["gpu", "host-small", "parameters-on-host"])
+@pytest.mark.parametrize("tier, config", [("gpu", {}), ("host", SMALL), ("gpu-host", {}), ("half-nvme", SMALL)],
+                         ids=["gpu", "host-small", "parameters-on-host", "parameters-on-nvme"])
 def test_ranks_read_parameters_alone_and_in_any_order(daemons, job, tier, config):
     """Rank 0 also in the middle of the training, while the other one goes on."""
     daemon = daemons(2)
@@ -164,20 +165,23 @@ def expected(ranks):
     return Run(ranks, trainers.SIZES, dtype="bf16", steps=LONG["steps"])
 
 
-@pytest.mark.parametrize("tier", ["gpu", "half-host", "nvme"])
+@pytest.mark.parametrize("tier", ["gpu", "half-host", "nvme", "half-nvme"])
 def test_a_worker_that_is_killed_is_not_noticed(daemons, job, tier):
     daemon = daemons(2)
     one = job(daemon, 2, config=config_of(daemon, tier), **LONG).start()
     for step in (4, 9, 15):
         one.reach(step)
         worker = one.view()["workers"][step % 2]
+        if tier.endswith("-nvme"):  # while its rank waits for a gather
+            os.kill(worker["pid"], signal.SIGSTOP)
+            time.sleep(0.3)
         os.kill(worker["pid"], signal.SIGKILL)
     result = one.result()
     check(result, expected(2), tier)
     assert {report["generation"] for report in result.reports} == {1}
 
 
-@pytest.mark.parametrize("tier, stage", [("gpu-host", 3), ("host", 1), ("nvme", 2)])
+@pytest.mark.parametrize("tier, stage", [("gpu-host", 3), ("host", 1), ("nvme", 2), ("gpu-nvme", 3)])
 def test_ranks_go_on_in_their_processes_when_one_of_them_is_killed(daemons, job, tier, stage):
     daemon = daemons(3)
     one = job(daemon, 3, config=config_of(daemon, tier), lives=5, **{**LONG, "stage": stage}).start()

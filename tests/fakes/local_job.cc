@@ -151,7 +151,8 @@ void LocalJob::CreateRegions() {
   for (uint32_t island = 0; island < islands(); ++island) CreateIsland(island);
   for (uint32_t rank = 0; rank < ranks(); ++rank) {
     gradient_windows_.push_back(
-        AddRegion(WorkerRegion::KIND_GRADIENT_WINDOW, rank, GradientWindowBytes(*layout_, config)));
+        AddRegion(WorkerRegion::KIND_GRADIENT_WINDOW, rank,
+                  GradientWindowBytes(*layout_, config) + ParameterRingBytes(*layout_, config)));
     rank_pages_.push_back(
         AddRegion(WorkerRegion::KIND_RANK_PAGE, rank, sizeof(RankPage), home(rank)));
     if (!UsesLocalAccumulators(config)) continue;

@@ -118,6 +118,38 @@ TEST(PlannerGpu, OffloadedParametersRestOnTheHost) {
       << "of stage 3 only";
 }
 
+TEST(PlannerGpu, OffloadedParametersRestOnTheDrives) {
+  for (const std::string optimizer : {"none", "cpu", "nvme"}) {
+    const JobPlan plan =
+        Plan(absl::StrCat(R"("stage": 3, "offload_param": {"device": "nvme", "max_in_cpu": 0}, )",
+                          R"("offload_optimizer": {"device": ")", optimizer, R"("})"));
+    EXPECT_EQ(plan.config.parameter_tier(), model::v1::TIER_NVME);
+    EXPECT_EQ(plan.config.window(), model::v1::WINDOW_COPY);
+    auto lines = Lines(plan);
+    EXPECT_EQ(lines["worker 0 parameters nvme"], kHalf * 2);
+    EXPECT_EQ(lines.count("worker 0 parameters gpu") + lines.count("worker 0 parameters host"), 0u);
+    EXPECT_EQ(lines.count("worker 0 master nvme"), optimizer == "nvme" ? 1u : 0u);
+    // Two images of what can be there at all, and spares.
+    const uint64_t there = 2 * kHalf * (optimizer == "nvme" ? 14 : 2);
+    EXPECT_GE(plan.nvme_total(), 2 * there);
+    EXPECT_LT(plan.nvme_total(), 3 * there + (uint64_t{4} << 20));
+    const uint64_t ring = ParameterRingBytes(plan.layout.front(), plan.config);
+    EXPECT_GE(ring, kHalf * 2);
+    EXPECT_GE(lines["rank 0 window host"], ring);
+    // What is on a device has its parameters, too, made there for the drives.
+    EXPECT_GT(plan.gpus[0].ring, 0u);
+  }
+}
+
+TEST(PlannerGpu, ParametersOnDrivesOfSeveralDaemonsAreRefused) {
+  absl::StatusOr<PlanInput> input = Input(R"("stage": 3, "offload_param": {"device": "nvme"})");
+  ASSERT_TRUE(input.ok()) << input.status();
+  input->nodes = 2;
+  input->world_size = 4;
+  EXPECT_THAT(std::string(PlanJob(*input).status().message()),
+              AllOf(HasSubstr("spans 2 daemons"), HasSubstr("offload_param")));
+}
+
 TEST(PlannerGpu, MirrorsAreHostMemoryAndProtectWhatTheGpuHolds) {
   const JobPlan without = Plan(R"("stage": 3)");
   const JobPlan plan = Plan(R"("stage": 3)", R"("zeroshard": {"gpu_mirror_steps": 10}, )");
@@ -305,8 +337,9 @@ TEST_P(PlannerGpuRefuses, WithKeyAndReason) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, PlannerGpuRefuses,
-    ::testing::Values(Refusal{R"("stage": 3, "offload_param": {"device": "nvme"})", "",
-                              "offload_param.device", "in host memory or in GPU memory"},
+    ::testing::Values(Refusal{R"("stage": 3, "offload_param": {"device": "nvme"})",
+                              R"("zeroshard": {"gpu_mirror_steps": 2}, )",
+                              "zeroshard.gpu_mirror_steps", "parameters are on nvme"},
                       Refusal{R"("stage": 3)", R"("zeroshard": {"window": "in_place"}, )",
                               "zeroshard.window", "memory of their own"},
                       Refusal{R"("stage": 3)", R"("zeroshard": {"transport": "gloo"}, )",

@@ -80,6 +80,41 @@ TEST(DeviceJobTest, ParametersWithoutAMasterInEveryTier) {
   }
 }
 
+TEST(DeviceJobTest, ParametersOnTheNvmeTier) {
+  for (const auto tier : {TIER_GPU, TIER_HOST, TIER_NVME}) {
+    for (const double ratio : {0.4, 1.0}) {
+      ExpectTheBitsOfTheHost(
+          {.stage = 3, .ranks = 3, .tier = tier, .ratio = ratio, .nvme_parameters = true});
+    }
+    ExpectTheBitsOfTheHost({.stage = 3,
+                            .ranks = 2,
+                            .tier = tier,
+                            .ratio = 0.5,
+                            .without_master = true,
+                            .nvme_parameters = true});
+  }
+  ExpectTheBitsOfTheHost({.form = "adagrad",
+                          .stage = 3,
+                          .ranks = 1,
+                          .dtype = model::v1::DTYPE_FLOAT32,
+                          .nvme_parameters = true});
+}
+
+TEST(DeviceJobTest, ShardsOnTheNvmeTierComeToTheirRanks) {
+  const DeviceCase c{.stage = 3, .ranks = 2, .tier = TIER_HOST, .nvme_parameters = true};
+  DeviceJob job(c, Where::kDevice);
+  for (uint32_t step = 0; step < kSteps; ++step) {
+    for (uint32_t rank = 0; rank < c.ranks; ++rank) {
+      job.ExpectGathers(rank, [&] {
+        job.job().RestartWorker(rank);
+        job.job().Reconnect(rank);
+      });
+    }
+    job.Train(step, step + 1);
+  }
+  EXPECT_TRUE(job.State() == TrainedOnHost(c, kSteps));
+}
+
 TEST(DeviceJobTest, OtherTypes) {
   ExpectTheBitsOfTheHost({.form = "adagrad", .dtype = model::v1::DTYPE_FLOAT32});
   ExpectTheBitsOfTheHost(
@@ -275,11 +310,15 @@ TEST(DeviceJobTest, ParametersArePutAgain) {
   }
 }
 
-// The devices' memory is gone: parameters are made of their masters on the drives.
+// The devices' memory is gone: parameters that are not on the drives are made of their masters.
 TEST(DeviceJobTest, GoesOnFromItsDrives) {
-  for (const bool without_master : {false, true}) {
-    const DeviceCase c{
-        .ranks = 2, .tier = TIER_NVME, .ratio = 1, .power = true, .without_master = without_master};
+  for (const bool parameters : {false, true}) {
+    const DeviceCase c{.stage = 3,
+                       .ranks = 2,
+                       .tier = TIER_NVME,
+                       .power = true,
+                       .without_master = parameters,
+                       .nvme_parameters = parameters};
     DeviceJob first(c, Where::kDevice);
     first.Train(0, 2);
     first.End();

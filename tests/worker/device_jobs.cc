@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <limits>
+#include <map>
 #include <random>
 
 #include "absl/strings/str_cat.h"
@@ -60,8 +62,10 @@ std::string Describe(const DeviceCase& c) {
   return absl::StrCat(
       c.form, c.without_master ? " without master" : "", " stage ", c.stage, " ranks ", c.ranks,
       " micro-steps ", c.micro_steps, " tier ", model::v1::Tier_Name(c.tier), " ratio ", c.ratio,
-      c.host_parameters ? " parameters on the host" : "", " dtype ", model::v1::DType_Name(c.dtype),
-      " lanes ", c.lanes, c.islands ? " islands" : "");
+      c.host_parameters   ? " parameters on the host"
+      : c.nvme_parameters ? " parameters on nvme"
+                          : "",
+      " dtype ", model::v1::DType_Name(c.dtype), " lanes ", c.lanes, c.islands ? " islands" : "");
 }
 
 void PrintTo(const DeviceCase& c, std::ostream* out) { *out << Describe(c); }
@@ -117,8 +121,8 @@ void DeviceJob::UseDevices(LocalJobOptions& options, Where where) {
   options.workers = case_.ranks;
   options.islands = case_.islands;
   options.in_processes = where == Where::kProcesses;
-  if (case_.tier == model::v1::TIER_NVME) {
-    UseNvme(config, case_.ratio, /*parameters=*/false);
+  if (case_.tier == model::v1::TIER_NVME || case_.nvme_parameters) {
+    UseNvme(config, case_.ratio, case_.nvme_parameters);
     options.nvme_paths = {directory_.path()};
     if (case_.power) config.mutable_nvme()->set_durability(model::v1::DURABILITY_POWER);
   }
@@ -126,9 +130,16 @@ void DeviceJob::UseDevices(LocalJobOptions& options, Where where) {
   config.set_tiered(true);
   config.set_optimizer_tier(case_.tier);
   config.set_optimizer_ratio(case_.ratio);
-  config.set_parameter_tier(case_.host_parameters ? model::v1::TIER_HOST : model::v1::TIER_GPU);
+  config.set_parameter_tier(case_.host_parameters   ? model::v1::TIER_HOST
+                            : case_.nvme_parameters ? model::v1::TIER_NVME
+                                                    : model::v1::TIER_GPU);
   config.set_window(case_.host_parameters ? model::v1::WINDOW_IN_PLACE : model::v1::WINDOW_COPY);
   config.set_gpu_mirror_steps(case_.mirror_steps);
+  if (case_.nvme_parameters) {
+    // Some stay gathered, one rests on the host.
+    config.set_persistence_threshold(5);
+    config.set_host_parameter_elements(300);
+  }
   options.data_plane = &plane_;
   options.open_device = [this](JobMemory& memory) { return CudaShard::Open(memory, device_); };
 }
@@ -157,6 +168,35 @@ void DeviceJob::Train(uint32_t from, uint32_t to) {
       ASSERT_EQ(job_->result(rank).step, step + 1) << Describe(case_) << ": " << LastFailure();
       ASSERT_EQ(job_->result(rank).skipped, step == kOverflow ? 1u : 0u) << Describe(case_);
     }
+  }
+}
+
+void DeviceJob::ExpectGathers(uint32_t rank, const std::function<void()>& meanwhile) {
+  const Layout& layout = job_->layout();
+  uint64_t at = job_->memory(rank).gradient_window(rank).size() -
+                ParameterRingBytes(layout, job_->memory(rank).config());
+  std::vector<uint64_t> requests;
+  std::map<uint32_t, uint64_t> places;  // by unit
+  for (uint32_t unit = 0; unit < layout.units().size(); ++unit) {
+    const UnitPlan& plan = job_->memory(rank).plan().unit(unit);
+    trainer::v1::SessionRequest gather;
+    gather.mutable_gather()->add_units(unit);
+    gather.mutable_gather()->set_window_offset(plan.resident ? 0 : at);
+    requests.push_back(job_->Send(rank, gather));
+    if (plan.resident) continue;
+    places[unit] = at;
+    at += plan.shard.elements() * SizeOf(layout.units()[unit].dtype);
+  }
+  meanwhile();
+  job_->Run();
+  for (const uint64_t id : requests) EXPECT_TRUE(job_->Done(rank, id)) << LastFailure();
+  EXPECT_GT(places.size(), 1u);
+  for (const auto& [unit, place] : places) {
+    std::vector<std::byte> shard(job_->memory(rank).plan().unit(unit).shard.elements() *
+                                 SizeOf(layout.units()[unit].dtype));
+    ASSERT_EQ(job_->engine(rank).shard().ReadParameters(unit, {shard}), absl::OkStatus());
+    EXPECT_TRUE(std::equal(shard.begin(), shard.end(), job_->gradient_window(rank) + place))
+        << "unit " << unit;
   }
 }
 

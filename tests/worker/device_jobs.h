@@ -3,6 +3,7 @@
 #define ZEROSHARD_TESTS_WORKER_DEVICE_JOBS_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <ostream>
 #include <string>
@@ -31,6 +32,7 @@ struct DeviceCase {
   bool host_parameters = false;
   bool without_master = false;  // whatever the form
   bool islands = false;         // each worker one of its own
+  bool nvme_parameters = false;
 };
 std::string Describe(const DeviceCase& c);
 void PrintTo(const DeviceCase& c, std::ostream* out);
@@ -57,6 +59,10 @@ class DeviceJob {
   void Arrive();
   // Steps [from, to); the fourth has an infinite gradient and is skipped.
   void Train(uint32_t from, uint32_t to);
+  // Where parameters rest on the NVMe tier: the rank gathers all units, and its worker copies its
+  // shards to the ring; in between `meanwhile` is done.
+  void ExpectGathers(
+      uint32_t rank, const std::function<void()>& meanwhile = [] {});
   // Where states of these units (all: none named) shall rest; on CPUs nothing.
   void Move(model::v1::Tier to, const std::vector<uint32_t>& units = {});
   // The generation is over: the step in flight is dropped unless it is decided, and all ranks come

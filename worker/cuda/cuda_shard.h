@@ -78,8 +78,9 @@ class CudaShard final : public DeviceShard {
   absl::Status FinishUpdates() override;
   absl::StatusOr<uint32_t> OpenRing(uint32_t lanes) override;
   absl::StatusOr<bool> FetchGradients(uint32_t chunk) override;
-  absl::StatusOr<bool> HasGradients(uint32_t chunk) override;
-  absl::Status AwaitGradients(uint32_t chunk) override;
+  absl::StatusOr<bool> FetchParameters(uint32_t chunk) override;
+  absl::StatusOr<bool> HasFetched(uint32_t chunk) override;
+  absl::Status AwaitFetched(uint32_t chunk) override;
   Parcel parcel(uint32_t chunk) const override;
   absl::Status SendParameters(uint32_t chunk) override;
   absl::Status SentParameters(uint32_t chunk) override;
@@ -207,6 +208,8 @@ class CudaShard final : public DeviceShard {
     bool going = false;         // else its gradients come, or are there
     CudaEvent event;            // of the last copy
   };
+  // Gives the chunk a parcel; false: none is free.
+  absl::StatusOr<bool> TakeParcel(uint32_t chunk);
   void FreeParcel(size_t slot);
   std::optional<AlignedBuffer> ring_memory_;
   RegisteredHost registered_ring_;

@@ -1,6 +1,8 @@
 // Chunks that are computed on the host: their gradients come through a ring of registered memory,
-// and their parameters go the same way.
+// and their parameters go the same way; and parameters that do not rest on the device come from it.
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "base/fault_point.h"
 #include "base/status.h"
@@ -38,8 +40,7 @@ void CudaShard::FreeParcel(size_t slot) {
 }
 
 // The slots are used in turn: what left first is there first.
-absl::StatusOr<bool> CudaShard::FetchGradients(uint32_t chunk) {
-  ZS_ASSIGN_OR_RETURN(const DType dtype, DTypeFromProto(memory_.config().accumulator_dtype()));
+absl::StatusOr<bool> CudaShard::TakeParcel(uint32_t chunk) {
   size_t slot = 0;
   for (; slot < ring_.size() && ring_[slot].chunk != kNoImage; ++slot) {
     if (!ring_[slot].going) continue;
@@ -52,22 +53,56 @@ absl::StatusOr<bool> CudaShard::FetchGradients(uint32_t chunk) {
   if (slot == ring_.size()) return false;
   ring_[slot].chunk = chunk;
   parcel_of_[chunk] = static_cast<uint32_t>(slot);
+  return true;
+}
+
+absl::StatusOr<bool> CudaShard::FetchGradients(uint32_t chunk) {
+  ZS_ASSIGN_OR_RETURN(const DType dtype, DTypeFromProto(memory_.config().accumulator_dtype()));
+  ZS_ASSIGN_OR_RETURN(const bool taken, TakeParcel(chunk));
+  if (!taken) return false;
   const ChunkPlan& part = memory_.plan().chunks()[chunk];
   ZS_RETURN_IF_ERROR(Note(fetch_stream_->CopyToHost(parcel(chunk).gradients,
                                                     GradientAddress(part.unit, part.begin),
                                                     part.elements * SizeOf(dtype))));
-  ZS_RETURN_IF_ERROR(Note(fetch_stream_->Record(ring_[slot].event)));
+  ZS_RETURN_IF_ERROR(Note(fetch_stream_->Record(ring_[parcel_of_[chunk]].event)));
   return true;
 }
 
-absl::StatusOr<bool> CudaShard::HasGradients(uint32_t chunk) {
+absl::StatusOr<bool> CudaShard::FetchParameters(uint32_t chunk) {
+  const std::vector<PartitionArray>& arrays = plan().images()[chunk].arrays;
+  const auto master = std::ranges::find_if(arrays, [](const PartitionArray& array) {
+    return array.array.kind == ChunkArrayKind::kMaster;
+  });
+  if (master == arrays.end()) return absl::InternalError("a chunk without a master");
+  ZS_ASSIGN_OR_RETURN(const bool taken, TakeParcel(chunk));
+  if (!taken) return false;
+  const ChunkPlan& part = memory_.plan().chunks()[chunk];
+  const auto index = static_cast<size_t>(master - arrays.begin());
+  const auto in_ring = static_cast<uint64_t>(parcel(chunk).parameters - ring_memory_->data());
+  const DeviceAddress masters =
+      SlotAddress(table_->place(chunk)->slot) + plan().array_offset(chunk, index);
+  if (memory_.plan().unit(part.unit).master_form == MasterForm::kNone) {
+    ZS_RETURN_IF_ERROR(
+        Note(update_stream_->CopyToHost(parcel(chunk).parameters, masters, master->array.bytes)));
+  } else {
+    ZS_RETURN_IF_ERROR(Note(
+        kernels_->Convert(*update_stream_, {.from = masters,
+                                            .to = registered_ring_.address() + in_ring,
+                                            .to_dtype = memory_.layout().units()[part.unit].dtype,
+                                            .elements = part.elements})));
+  }
+  ZS_RETURN_IF_ERROR(Note(update_stream_->Record(ring_[parcel_of_[chunk]].event)));
+  return true;
+}
+
+absl::StatusOr<bool> CudaShard::HasFetched(uint32_t chunk) {
   ZS_FAULT_POINT("worker.device.fetch.before_done");
   absl::StatusOr<bool> come = ring_[parcel_of_[chunk]].event.Query();
   if (!come.ok()) return Note(come.status());
   return come;
 }
 
-absl::Status CudaShard::AwaitGradients(uint32_t chunk) {
+absl::Status CudaShard::AwaitFetched(uint32_t chunk) {
   ZS_FAULT_POINT("worker.device.fetch.before_done");
   return Wait(ring_[parcel_of_[chunk]].event);
 }
@@ -78,7 +113,7 @@ DeviceShard::Parcel CudaShard::parcel(uint32_t chunk) const {
 }
 
 absl::Status CudaShard::SendParameters(uint32_t chunk) {
-  if (host_parameters_.has_value()) {
+  if (!HasDeviceParameters(memory_.config())) {
     FreeParcel(parcel_of_[chunk]);
     return absl::OkStatus();
   }

@@ -177,7 +177,10 @@ absl::StatusOr<UpdateLaunch> CudaShard::LaunchOf(const DeviceUpdate& update, uin
   launch.state_format = step_.state_format;
   launch.first_block = update.first_block;
   launch.blocks = update.blocks;
-  launch.parameter = ParameterAddress(image.unit, image.begin);
+  // On the NVMe tier they are written of the new masters (FetchParameters).
+  if (!HasNvmeParameters(memory_.config())) {
+    launch.parameter = ParameterAddress(image.unit, image.begin);
+  }
   launch.parameter_dtype = memory_.layout().units()[image.unit].dtype;
   launch.segments = absl::MakeConstSpan(segments.data(), segments.size());
   launch.args = absl::MakeConstSpan(step_.args.data(), step_.args.size());
