@@ -15,7 +15,7 @@ GLOO = ["gloo1", "gloo3"]
 NVME = ["nvme", "power", "nvme3", "nvme-gloo3"]
 # Points that not every job with states on drives comes to.
 TIERS = {"worker.tier.after_flush": ["power"], "worker.tier.after_prepare": ["power"], "worker.tier.before_forget": [],
-         "worker.tier.move": [], "worker.tier.promote.before_forget": []}
+         "worker.tier.move": [], "worker.tier.promote.before_forget": [], "worker.tier.rebuild.before_forget": []}
 
 
 def accumulates(name):
