@@ -32,6 +32,7 @@ class DeviceJobKillTest : public ::testing::TestWithParam<DeviceCase> {
     for (; step < kSteps; ++step) {
       job.Move(step % 2 == 0 ? model::v1::TIER_HOST : model::v1::TIER_GPU, {0});
       job.job().RunMoves();
+      if (GetParam().nvme_parameters) job.ExpectGathers(0);
       job.Train(step, step + 1);
     }
     std::ofstream(file) << job.State();
@@ -133,7 +134,12 @@ INSTANTIATE_TEST_SUITE_P(
                                  .ratio = 0.5,
                                  .without_master = true},
                       DeviceCase{
-                          .stage = 2, .ranks = 1, .tier = model::v1::TIER_NVME, .ratio = 0.8}),
+                          .stage = 2, .ranks = 1, .tier = model::v1::TIER_NVME, .ratio = 0.8},
+                      DeviceCase{.stage = 3,
+                                 .ranks = 1,
+                                 .tier = model::v1::TIER_HOST,
+                                 .ratio = 0.5,
+                                 .nvme_parameters = true}),
     [](const auto& info) { return absl::StrCat("case", info.index); });
 
 }  // namespace
