@@ -9,6 +9,29 @@
 namespace zeroshard {
 namespace {
 
+// All ranks of two workers die, and others come.
+void ReplaceAllRanks(LocalJob& job) {
+  const uint64_t generation = job.next_generation();
+  for (uint32_t w = 0; w < 2; ++w) job.engine(w).OnDropAttempt(generation);
+  job.Run();
+  for (uint32_t rank = 0; rank < 2; ++rank) job.Hello(rank, false);
+  job.Run();
+}
+
+// The steps of Train, by two ranks. The fake has one place for a rank's gradients.
+void TrainTwoSteps(LocalJob& job, uint32_t micro_steps) {
+  for (uint32_t step = 0; step < 2; ++step) {
+    for (uint32_t micro = 0; micro < micro_steps; ++micro) {
+      for (uint32_t rank = 0; rank < 2; ++rank) {
+        job.ScatterAll(rank, micro, GradientsOf(step, micro, rank));
+      }
+      job.Run();
+    }
+    for (uint32_t rank = 0; rank < 2; ++rank) job.Step(rank, micro_steps, 0.01);
+    job.Run();
+  }
+}
+
 TEST(EngineTest, ADeadRanksSuccessorReplaysTheStepInFlight) {
   const Variant v{.stage = 2, .workers = 2, .ranks = 3, .micro_steps = 3};
   const std::string expected = Train(v);
@@ -71,20 +94,8 @@ TEST(EngineTest, GradientsOfADroppedStepAreForgotten) {
   for (uint32_t rank = 0; rank < 2; ++rank) job.ScatterAll(rank, 0, GradientsOf(77, 0, rank));
   job.ScatterAll(0, 1, GradientsOf(77, 1, 0));
   job.Run();
-  const uint64_t generation = job.next_generation();
-  for (uint32_t w = 0; w < 2; ++w) job.engine(w).OnDropAttempt(generation);
-  job.Run();
-  for (uint32_t rank = 0; rank < 2; ++rank) job.Hello(rank, false);
-  job.Run();
-  for (uint32_t step = 0; step < 2; ++step) {
-    for (uint32_t micro = 0; micro < v.micro_steps; ++micro) {
-      for (uint32_t rank = 0; rank < 2; ++rank)
-        job.ScatterAll(rank, micro, GradientsOf(step, micro, rank));
-      job.Run();
-    }
-    for (uint32_t rank = 0; rank < 2; ++rank) job.Step(rank, v.micro_steps, 0.01);
-    job.Run();
-  }
+  ReplaceAllRanks(job);
+  TrainTwoSteps(job, v.micro_steps);
   EXPECT_TRUE(job.StateBytes() == expected);
 }
 
@@ -99,22 +110,9 @@ TEST(EngineTest, WhatDeadProcessesHadQueuedIsNotTakenForTheNextStep) {
     job.Step(0, 3, 0.01);
     job.ScatterAll(1, 0, GradientsOf(0, 0, 1));
     job.Run();
-    const uint64_t generation = job.next_generation();
-    for (uint32_t w = 0; w < 2; ++w) job.engine(w).OnDropAttempt(generation);
-    job.Run();
-    for (uint32_t rank = 0; rank < 2; ++rank) job.Hello(rank, false);
-    job.Run();
+    ReplaceAllRanks(job);
     EXPECT_EQ(job.hello(0).step(), 0u);
-    for (uint32_t step = 0; step < 2; ++step) {
-      for (uint32_t micro = 0; micro < 3; ++micro) {
-        for (uint32_t rank = 0; rank < 2; ++rank) {
-          job.ScatterAll(rank, micro, GradientsOf(step, micro, rank));
-        }
-        job.Run();  // the fake has one place for a rank's gradients
-      }
-      for (uint32_t rank = 0; rank < 2; ++rank) job.Step(rank, 3, 0.01);
-      job.Run();
-    }
+    TrainTwoSteps(job, v.micro_steps);
     EXPECT_TRUE(job.StateBytes() == expected) << "islands " << islands;
   }
 }
