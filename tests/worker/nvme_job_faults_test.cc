@@ -134,18 +134,24 @@ TEST(NvmeJobFaultsTest, AnyOperationMayFailOnce) {
   EXPECT_GT(at, 100u);
 }
 
+// A job whose faulty worker's drive fails from its third step on. `drive` must outlive it.
+std::unique_ptr<LocalJob> FailThirdStep(const StateVariant& variant, Switch& drive) {
+  LocalJobOptions options = StateOptions(Form(), variant);
+  options.make_queue = QueuesWith([&drive](std::unique_ptr<IoQueue> inner) {
+    return std::make_unique<SwitchedQueue>(std::move(inner), drive);
+  });
+  auto job = StartStateJob(options);
+  TrainSteps(*job, 0, 2);
+  drive.broken = true;
+  ArriveAt(*job, 2);
+  return job;
+}
+
 TEST(NvmeJobFaultsTest, AStepThatFailedIsDoneOnceTheDriveIsWell) {
   for (const bool parameters : {false, true}) {
     const DiskDir directory("/dev/shm");
     Switch drive;
-    LocalJobOptions options = StateOptions(Form(), Variant(directory, parameters));
-    options.make_queue = QueuesWith([&](std::unique_ptr<IoQueue> inner) {
-      return std::make_unique<SwitchedQueue>(std::move(inner), drive);
-    });
-    const auto job = StartStateJob(options);
-    TrainSteps(*job, 0, 2);
-    drive.broken = true;
-    ArriveAt(*job, 2);
+    const auto job = FailThirdStep(Variant(directory, parameters), drive);
     const std::string reason = Failure(*job);
     EXPECT_TRUE(absl::StrContains(reason, "step 3 of job local")) << reason;
     EXPECT_TRUE(absl::StrContains(reason, "offset 8192")) << reason;
@@ -170,14 +176,7 @@ TEST(NvmeJobFaultsTest, AStepThatFailedIsDoneOnceTheDriveIsWell) {
 TEST(NvmeJobFaultsTest, WhoComesDuringAFailingAttemptIsNotToldOfIt) {
   const DiskDir directory("/dev/shm");
   Switch drive;
-  LocalJobOptions options = StateOptions(Form(), Variant(directory, /*parameters=*/false));
-  options.make_queue = QueuesWith([&](std::unique_ptr<IoQueue> inner) {
-    return std::make_unique<SwitchedQueue>(std::move(inner), drive);
-  });
-  const auto job = StartStateJob(options);
-  TrainSteps(*job, 0, 2);
-  drive.broken = true;
-  ArriveAt(*job, 2);
+  const auto job = FailThirdStep(Variant(directory, /*parameters=*/false), drive);
   ASSERT_FALSE(Failure(*job).empty());
   bool came = false;
   drive.then = [&] {
