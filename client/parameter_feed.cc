@@ -5,14 +5,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status.h"
+#include "storage/bytes.h"
 #include "storage/partition.h"
 
 namespace zeroshard {
 
 absl::StatusOr<uint64_t> ParameterFeed::Gather(uint32_t unit, bool prefetch, const Submit& submit) {
   absl::MutexLock lock(&mu_);
-  const uint64_t bytes = (shard_bytes_[unit] + kParameterRingAlignment - 1) /
-                         kParameterRingAlignment * kParameterRingAlignment;
+  const uint64_t bytes = RoundUpTo(shard_bytes_[unit], kParameterRingAlignment);
   ZS_ASSIGN_OR_RETURN(const uint64_t at, TakeRoom(bytes));
   trainer::v1::SessionRequest request;
   request.mutable_gather()->add_units(unit);
