@@ -64,11 +64,12 @@ bool EventLoop::stopped() const {
 absl::Status EventLoop::Watch(int fd, std::function<void()> fn) {
   epoll_event event{};
   event.events = EPOLLIN;
-  event.data.fd = fd;
+  const uint32_t serial = next_watch_++;
+  event.data.u64 = uint64_t{serial} << 32 | static_cast<uint32_t>(fd);
   if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
     return ErrnoError(errno, "epoll_ctl", absl::StrCat("descriptor ", fd));
   }
-  watches_[fd] = std::make_shared<std::function<void()>>(std::move(fn));
+  watches_[fd] = {serial, std::make_shared<std::function<void()>>(std::move(fn))};
   return absl::OkStatus();
 }
 
@@ -132,10 +133,12 @@ void EventLoop::Run() {
     const int count =
         epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), WaitMillis());
     for (int i = 0; i < count; ++i) {
-      // A callback of this batch may have unwatched the descriptor of a later one.
-      const auto it = watches_.find(events[i].data.fd);
-      if (it == watches_.end()) continue;
-      const std::shared_ptr<std::function<void()>> fn = it->second;
+      // A callback of this batch may have unwatched the descriptor of a later one, and another may
+      // be watched by now under its number.
+      const uint64_t data = events[i].data.u64;
+      const auto it = watches_.find(static_cast<int>(data & 0xffffffff));
+      if (it == watches_.end() || it->second.serial != data >> 32) continue;
+      const std::shared_ptr<std::function<void()>> fn = it->second.fn;
       (*fn)();
     }
   }

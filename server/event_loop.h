@@ -76,7 +76,12 @@ class EventLoop {
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
 
   // Loop thread only.
-  std::map<int, std::shared_ptr<std::function<void()>>> watches_;
+  struct Watched {
+    uint32_t serial = 0;
+    std::shared_ptr<std::function<void()>> fn;
+  };
+  std::map<int, Watched> watches_;
+  uint32_t next_watch_ = 0;
   std::map<std::pair<absl::Duration, uint64_t>, std::function<void()>> timers_;
   std::map<uint64_t, absl::Duration> timer_times_;
   uint64_t next_timer_ = 1;

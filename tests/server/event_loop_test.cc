@@ -69,5 +69,33 @@ TEST(EventLoop, ReadableDescriptorsAreReportedUntilUnwatched) {
   close(pipes[1]);
 }
 
+// The event was for the descriptor that had the number before.
+TEST(EventLoop, AnEventOfTheSameBatchIsNotForTheNextDescriptorOfThatNumber) {
+  Loop l;
+  int pipes[3][2];
+  for (auto& ends : pipes) ASSERT_EQ(pipe(ends), 0);
+  int calls = 0;
+  bool stale = false;
+  // Both are readable at once; whichever is called first puts an empty pipe in the other's place.
+  for (const int i : {0, 1}) {
+    const auto replace = [&, other = pipes[1 - i][0]] {
+      ++calls;
+      l.loop->Unwatch(other);
+      EXPECT_EQ(dup2(pipes[2][0], other), other);
+      EXPECT_TRUE(l.loop->Watch(other, [&] { stale = true; }).ok());
+      l.loop->Stop();
+    };
+    ASSERT_TRUE(l.loop->Watch(pipes[i][0], replace).ok());
+    ASSERT_EQ(write(pipes[i][1], "x", 1), 1);
+  }
+  l.loop->Run();
+  EXPECT_EQ(calls, 1);
+  EXPECT_FALSE(stale);
+  for (const auto& ends : pipes) {
+    close(ends[0]);
+    close(ends[1]);
+  }
+}
+
 }  // namespace
 }  // namespace zeroshard
